@@ -3,10 +3,10 @@
     python -m benchmarks.service --adapter runs/quickstart/rft/checkpoints/step_00000040
 
 `overhead`: the same greedy question through `/v1/agent` and directly to the Generator actor, alternately; without a memory, and
-with a memory that is searched before every vote and extended after every reply. `stream`: time to the first event of a streamed
-reply. `load`: requests at 80 % of the measured capacity, then at ten times the capacity. `kills`: a gateway replica, a generator,
-a memory shard and the learner are killed under load. The service runs the embedded model. Clients share its cores, so figures
-under load are pessimistic.
+with a memory that is searched before every vote and extended before or after (`"remember": "later"`) every reply. `stream`: time
+to the first event of a streamed reply. `load`: requests at 80 % of the measured capacity, then at ten times the capacity.
+`kills`: a gateway replica, a generator, a memory shard and the learner are killed under load. The service runs the embedded
+model. Clients share its cores, so figures under load are pessimistic.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def encode_question(question: Question, format: str) -> tuple[Question, dict[str
     return question.model_copy(update={"media": media}), {"question": question.question, "image": url}
 
 
-def overhead(service: Service, report: Report, repeats: int, variant: str) -> None:
+def overhead(service: Service, report: Report, repeats: int, variant: str, **fields: Any) -> None:
     """Report the latency that HTTP adds to one request at a time; the order of HTTP and actor is random.
 
     The pause before each request lets background work after a reply finish. Replies have one turn without operations, because
@@ -100,7 +100,7 @@ def overhead(service: Service, report: Report, repeats: int, variant: str) -> No
     with httpx.Client(base_url=service.url, timeout=60) as client:
 
         def by_http(number: int) -> float:
-            request = service.request(number, temperature=0.0, operations=False, max_turns=1)
+            request = service.request(number, temperature=0.0, operations=False, max_turns=1, **fields)
             return time_call(lambda: client.post("/v1/agent", **request).raise_for_status())
 
         def by_actor(number: int) -> float:
@@ -267,7 +267,8 @@ def main() -> None:
         voting = ["evolution.enabled=true", "evolution.cold_start=0", "evolution.canary.enabled=false"]
         if "overhead" in parts and not args.smoke:
             with running(args.adapter, f"{folder}/voting", voting, args.format) as service:
-                overhead(service, report, args.repeats, "memory searched")
+                overhead(service, report, args.repeats, "memory, stored before the reply")
+                overhead(service, report, args.repeats, "memory, stored after it", remember="later")
         with running(args.adapter, f"{folder}/bare", ["memory.enabled=false"], args.format) as service:
             if "overhead" in parts:
                 overhead(service, report, args.repeats, "no memory")

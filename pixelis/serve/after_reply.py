@@ -31,7 +31,7 @@ COLD_PRIORITY = 0.9
 VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector; without one it is stored, but no search finds it."""
 START_DELAY_S = 0.05
-"""Time in which a reply that does not wait for its experience is sent, because redaction holds the interpreter."""
+"""Time in which the reply is encoded and sent before other work begins, because redaction holds the interpreter."""
 UNAVAILABLE = "unavailable"
 REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
 """``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
@@ -107,10 +107,14 @@ class AfterReply:
         try:
             await asyncio.sleep(delay_s)
             user = privacy.pseudonym(query.user) if query.user else None
-            redacted = await self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, user)))
+            redacting = self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, user)))
             if not remember:
-                return redacted, "no"
-            await self._store(answer, redacted, lookup)
+                return await redacting, "no"
+            assert self.retrieval.memory is not None
+            redacted, pictures, vector = await asyncio.gather(redacting, self._pictures(id, answer), _vector(lookup.vector))
+            answer.pngs = pictures
+            self.counts["no_vector"] += vector is None
+            await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
             self.counts["remembered"] += 1
             return redacted, "yes"
         except (RayError, InfraFailure, TimeoutError) as error:
@@ -126,6 +130,7 @@ class AfterReply:
         self, id: str, answer: Answer, lookup: Lookup, storing: asyncio.Task[tuple[Experience | None, str]], learn: bool
     ) -> None:
         redacted, outcome = await storing
+        await asyncio.sleep(START_DELAY_S)
         risk = await self._in_thread(lambda: privacy.risk(answer.group.question.question))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == "yes":
@@ -150,22 +155,18 @@ class AfterReply:
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    async def _store(self, answer: Answer, redacted: Experience, lookup: Lookup) -> None:
-        assert self.retrieval.memory is not None
-        pictures: dict[str, bytes] = {}
-        if self.config.memory.pictures:
-            try:
-                views = (await answer.views)[answer.winner.id]
-            except RayError as error:  # lost with their generator
-                self.counts["no_pictures"] += 1
-                log.warning("experience %s is stored without pictures: %s", redacted.id, type(error).__name__)
-                views = []
-            pairs = list(zip(answer.winner.images, views, strict=True)) if views else []
-            pictures = await self._in_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
-            answer.pngs = pictures
-        vector = await _vector(lookup.vector)
-        self.counts["no_vector"] += vector is None
-        await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
+    async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
+        """The winner's views as PNG; empty if they are not to be stored, or lost."""
+        if not self.config.memory.pictures:
+            return {}
+        try:
+            views = (await answer.views)[answer.winner.id]
+        except RayError as error:  # lost with their generator
+            self.counts["no_pictures"] += 1
+            log.warning("experience %s is stored without pictures: %s", id, type(error).__name__)
+            return {}
+        pairs = list(zip(answer.winner.images, views, strict=True))
+        return await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
 
     async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
         """Report the neighbours that voted for the verdict's answer to the memory; False if there are none."""
