@@ -101,7 +101,7 @@ class AlternatingScorer:
     async def load(self, state: bytes | None) -> None:
         """Do nothing: this scorer has no state."""
 
-    async def advance(self, step: int) -> Any:
+    async def advance(self, step: int, is_last: bool = False) -> Any:
         from pixelis.rewards.grader import Advance
 
         return Advance()

@@ -87,7 +87,7 @@ class Scorer:
     async def _load(self, state: bytes | None) -> None:
         pass
 
-    async def _advance(self, step: int) -> Advance:
+    async def _advance(self, step: int, is_last: bool = False) -> Advance:
         return Advance()
 
     async def _score(self, group: Group, step: int | None) -> Group:
