@@ -2,7 +2,8 @@
 
 The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on; closed files are compressed. Each line holds the
 hash of the line before it, also across files: a new file begins with a ``rotation`` event. Retention records what it removes
-before it does. The chain alone cannot show that its end was cut off: store ``Report.head`` elsewhere and pass it to ``verify``.
+before it does. The chain alone cannot show that its end was cut off: a file beside the folder anchors the last hash. Against
+somebody who can write both, store ``Report.head`` elsewhere and pass it to ``verify``.
 """
 
 from __future__ import annotations
@@ -27,21 +28,36 @@ from pixelis.evolution.audit_chain import (
     EVENTS,
     GENESIS,
     RESULTS,
+    Anchor,
     AuditEvent,
     Problem,
     Report,
+    anchor_file,
     canonical,
     digest,
     files,
     last_event,
     lines_of,
     parse,
+    read_anchor,
     search,
     verify,
 )
 from pixelis.records import new_id
 
-__all__ = ["EVENTS", "FOLDER", "GENESIS", "RESULTS", "AuditEvent", "AuditLog", "Problem", "Report", "search", "verify"]
+__all__ = [
+    "EVENTS",
+    "FOLDER",
+    "GENESIS",
+    "RESULTS",
+    "AuditEvent",
+    "AuditLog",
+    "Problem",
+    "Report",
+    "anchor_file",
+    "search",
+    "verify",
+]
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +124,7 @@ class AuditLog:
         self._recent: deque[AuditEvent] = deque(maxlen=RECENT)
         self._compression: threading.Thread | None = None
         self._file: _LogFile | None = None
-        self._head = GENESIS
+        self._head, self._events = GENESIS, 0
         self._lock: BinaryIO | None = _lock(self.folder / LOCK, lock_wait_s)
         try:
             self._open()
@@ -160,8 +176,9 @@ class AuditLog:
             raise InfraFailure(
                 f"cannot append an event to {self._file.path}: {error}", code="audit_write", fix="free space on its disk"
             ) from error
-        self._head = written.hash
+        self._head, self._events = written.hash, self._events + 1
         self._recent.append(written)
+        self._write_anchor()
         return written
 
     def _rotate(self) -> None:
@@ -243,13 +260,51 @@ class AuditLog:
         for event in self._last_events(closed):
             self._recent.append(event)
             self._head = event.hash
+        missing = self._check_anchor(existing)
         if not self._file.size and closed is not None:
             self._append("rotation", "audit", "rotate", {"closed": closed.name.removesuffix(".gz")})
+        if missing is not None:
+            self._append("repair", "audit", "missing_end", {"head": missing.head, "events": missing.events})
         if torn:
             text = torn[:MAX_TORN_CHARS].decode("utf-8", "replace")
             self._append("repair", "audit", "cut", {"file": self._file.path.name, "bytes": len(torn), "text": text})
         self.prune()
         self._compress(self._file.number)
+
+    def _check_anchor(self, existing: list[tuple[int, Path]]) -> Anchor | None:
+        """Count the events so far; returns the anchor if it is not in the chain, whose end was then cut off.
+
+        The next line then follows the lost one, so that the gap stays visible.
+        """
+        anchor = read_anchor(self.folder)
+        if anchor is None:
+            self._events = sum(1 for _, path in existing for _ in lines_of(path))
+            return None
+        self._events = anchor.events
+        if self._head == anchor.head:
+            return None
+        hashes = [event.hash for _, path in existing for event in map(parse, lines_of(path)) if event is not None]
+        if anchor.head in hashes:  # a crash before the anchor was written
+            self._events += len(hashes) - 1 - hashes.index(anchor.head)
+            self._write_anchor()
+            return None
+        log.error("the end of the audit log %s was cut off: %d events were written to it", self.folder, anchor.events)
+        self._head = anchor.head
+        return anchor
+
+    def _write_anchor(self) -> None:
+        """Replace the anchor. A failure is logged: the event itself is on disk, and the next event tries again."""
+        path = anchor_file(self.folder)
+        aside = path.with_name(f".{path.name}.aside")
+        try:
+            with open(aside, "w", encoding="ascii") as file:
+                json.dump({"head": self._head, "events": self._events}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+            _sync(path.parent)
+        except OSError as error:
+            log.warning("cannot write %s: %s", path, error)
 
     def _last_events(self, closed: Path | None) -> list[AuditEvent]:
         """The last events of the current file, or of the last closed one while the current one is empty."""

@@ -75,6 +75,31 @@ def parse(line: bytes) -> AuditEvent | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """The end of the chain, in a file beside the log's folder: ``head`` of the last line, number of ``events`` ever written."""
+
+    head: str
+    events: int
+
+
+def anchor_file(folder: str | Path) -> Path:
+    """The file beside the log's folder with its Anchor."""
+    path = Path(folder).absolute()
+    return path.with_name(f"{path.name}.head")
+
+
+def read_anchor(folder: str | Path) -> Anchor | None:
+    """The anchor of a log; None when there is none. A damaged one anchors nothing that is in the chain."""
+    try:
+        values = json.loads(anchor_file(folder).read_bytes())
+        return Anchor(str(values["head"]), int(values["events"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return Anchor("damaged", 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A break of the chain in ``line`` (from 1; 0: the whole file) of ``file``.
 
@@ -92,12 +117,13 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """Result of ``verify``. ``head`` is the hash of the last line; ``torn``: the last line is incomplete."""
+    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if that is incomplete, ``anchored`` with an anchor."""
 
     files: int = 0
     lines: int = 0
     head: str = GENESIS
     torn: bool = False
+    anchored: bool = False
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -163,11 +189,18 @@ def search(
 def verify(folder: str | Path, head: str | None = None) -> Report:
     """Follow the chain through all files and report each line that breaks it.
 
-    ``head`` is an earlier ``Report.head``, which must be in the chain; without it, lines cut off at the end of the log are not
-    detected. Raises MissingFile when there is no log.
+    ``head`` is an earlier ``Report.head``, which must be in the chain. So must the anchor, or the end was cut off.
+    Raises MissingFile when there is no log.
     """
-    report = Report()
-    existing = _existing(folder)
+    anchor = read_anchor(folder)  # before the lines: a running service may append more
+    report = Report(anchored=anchor is not None)
+    try:
+        existing = _existing(folder)
+    except MissingFile as error:
+        if anchor is None:
+            raise
+        fix = "restore the folder from a backup"
+        raise MissingFile(f"{error.message}, but {anchor.events} events were written to it", fix=fix) from None
     index = _Index(existing)
     chain = _Chain(report, index)
     expected = existing[0][0]
@@ -192,6 +225,9 @@ def verify(folder: str | Path, head: str | None = None) -> Report:
             report.torn = file.read(1) != b"\n"
     if head is not None and head not in index.positions and head != index.origin:
         report.problems.append(Problem(last.name, 0, "head", f"{head} is not in the chain: its end was cut off"))
+    if anchor is not None and anchor.head not in index.positions and anchor.head != index.origin:
+        text = f"event {anchor.events}, the last one written, is not in the chain: its end was cut off or emptied"
+        report.problems.append(Problem(last.name, 0, "head", text))
     return report
 
 

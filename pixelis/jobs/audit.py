@@ -3,9 +3,10 @@
 usage: pixelis audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T] [--json]
 
 RUN_DIR is the folder of a run, or its folder `audit`. Recomputes the hash of every line, follows the chain through all files and
-names each line that was changed, removed, inserted or moved. --head is a hash noted earlier that must be in the chain; only this
-detects a removed end. The other options print matching events; T is 2026-01-31, 2026-01-31T12:00 or seconds since the epoch (UTC
-unless a zone is given). Exits with 1 if the chain is broken.
+names each line that was changed, removed, inserted or moved. The event in the file audit.head beside the folder must be in the
+chain: otherwise its end was cut off. --head is a hash noted earlier that must be in the chain too; it detects an end that was cut
+off together with that file. The other options print matching events; T is 2026-01-31, 2026-01-31T12:00 or seconds since the epoch
+(UTC unless a zone is given). Exits with 1 if the chain is broken.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def main() -> None:
     if not report.ok:
         print(f"pixelis audit: the chain is broken in {len(report.problems)} places", file=sys.stderr)
         raise SystemExit(1)
-    print("the chain is intact", file=out)
+    end = "" if report.anchored else "; it has no anchor, so lines cut off at its end would not show"
+    print(f"the chain is intact{end}", file=out)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

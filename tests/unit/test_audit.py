@@ -41,6 +41,11 @@ def put(folder: Path, changed: list[str]) -> None:
     (folder / "audit-00000001.jsonl").write_text("".join(changed))
 
 
+def forget_anchor(folder: Path) -> None:
+    """As after a crash at an earlier moment, or with a log of an older version."""
+    audit.anchor_file(folder).unlink()
+
+
 def kinds(folder: Path) -> list[tuple[int, str]]:
     return [(problem.line, problem.kind) for problem in audit.verify(folder).problems]
 
@@ -139,13 +144,50 @@ def test_other_json_of_the_same_content_is_unreadable(tmp_path):
     assert kinds(tmp_path) == [(2, "unreadable")]
 
 
-def test_a_cut_end_is_found_with_a_stored_head_only(tmp_path):
-    log_of(tmp_path, 5)
-    head = audit.verify(tmp_path).head
-    assert audit.verify(tmp_path, head).ok
-    put(tmp_path, lines(tmp_path)[:3])
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_a_cut_end_is_found_and_stays_visible_when_the_log_goes_on(kept, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "audit"
+    log_of(folder, 5)
+    assert audit.verify(folder).anchored
+    put(folder, lines(folder)[:kept])
+    assert kinds(folder) == [(0, "head")]
+    assert run_job(monkeypatch, str(tmp_path)) == 1
+    assert "event 5, the last one written, is not in the chain" in capsys.readouterr().out
+    log_of(folder, 3)
+    assert kinds(folder) == [(kept + 1, "removed")]
+    (repair,) = audit.search(folder, event="repair")
+    assert repair.details["events"] == 5
+    log_of(folder, 1)
+    assert kinds(folder) == [(kept + 1, "removed")]
+
+
+def test_a_removed_log_is_not_an_empty_one(tmp_path, monkeypatch, capsys):
+    log_of(tmp_path / "audit", 5)
+    (tmp_path / "audit" / "audit-00000001.jsonl").unlink()
+    assert run_job(monkeypatch, str(tmp_path)) == 1
+    assert "5 events were written to it" in capsys.readouterr().err
+
+
+def test_an_end_cut_off_together_with_its_anchor_is_found_with_a_stored_head(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "audit"
+    log_of(folder, 5)
+    head = audit.verify(folder, audit.verify(folder).head).head
+    put(folder, lines(folder)[:3])
+    forget_anchor(folder)
+    assert run_job(monkeypatch, str(tmp_path)) == 0
+    assert "no anchor" in capsys.readouterr().out
+    assert [p.kind for p in audit.verify(folder, head).problems] == ["head"]
+
+
+def test_a_crash_before_the_anchor_was_written_is_mended_on_reopening(tmp_path):
+    log_of(tmp_path, 3)
+    anchor = audit.anchor_file(tmp_path).read_bytes()
+    log_of(tmp_path, 2)
+    audit.anchor_file(tmp_path).write_bytes(anchor)
     assert audit.verify(tmp_path).ok
-    assert [p.kind for p in audit.verify(tmp_path, head).problems] == ["head"]
+    log_of(tmp_path, 1)
+    assert audit.verify(tmp_path).ok
+    assert json.loads(audit.anchor_file(tmp_path).read_text())["events"] == 6
 
 
 @settings(max_examples=40, deadline=None)
@@ -263,6 +305,7 @@ def test_a_torn_last_line_is_cut_and_recorded(tmp_path, length):
     content = (tmp_path / "audit-00000001.jsonl").read_bytes()
     last = content.splitlines(keepends=True)[-1]
     torn = last[:length]
+    forget_anchor(tmp_path)
     (tmp_path / "audit-00000001.jsonl").write_bytes(content[: -len(last)] + torn)
     assert audit.verify(tmp_path).ok
     assert audit.verify(tmp_path).torn
@@ -291,6 +334,7 @@ def test_a_crash_while_rotating_is_mended_on_reopening(tmp_path, state):
         first.write_bytes(first.read_bytes()[:30])
     if state != "no next file":
         (tmp_path / "audit-00000002.jsonl").touch()
+    forget_anchor(tmp_path)
     log_of(tmp_path, 1, SMALL)
     assert audit.verify(tmp_path).ok
     assert sorted(p.name for p in tmp_path.glob("audit-*")) == ["audit-00000001.jsonl.gz", "audit-00000002.jsonl"]
