@@ -186,7 +186,7 @@ class Evolution:
             self.changed.notify_all()
             return True
 
-    async def feedback(self, experience_id: str, feedback: Feedback) -> None:
+    async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
 
         def wrong(item: QueuedTask) -> bool:
@@ -199,7 +199,7 @@ class Evolution:
             self.counts["disowned"] += len(removed)
         await self.review_queue.done(removed)
         details = {"experience": experience_id, "correct": feedback.correct, "answered": feedback.answer is not None}
-        await self.monitor.note("feedback", "client", "feedback", "success", details)
+        await self.monitor.note("feedback", by, "feedback", "success", details)
 
     async def forget(self, experience_ids: list[str]) -> int:
         """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
@@ -425,20 +425,25 @@ class Evolution:
         """An update with ``pictures``, PNG bytes by image id of its trajectory; None for an unknown id."""
         return await self.review_queue.show_one(id)
 
-    async def decide(self, id: str, approve: bool, by: str, comment: str = "", answer: str | None = None) -> dict[str, Any]:
-        """Approve an update, with ``answer`` as its corrected label, or reject it; once.
+    async def decide(
+        self, id: str, approve: bool, by: str, comment: str = "", answer: str | None = None, reviewer: str = ""
+    ) -> dict[str, Any]:
+        """Approve an update, with ``answer`` as its corrected label, or reject it; once. Repeating a decision changes nothing.
 
+        ``by`` is who sent the order, ``reviewer`` the name that they gave.
         ``queued`` is False when nothing will be learnt: rejected, approved before, or its policy version withdrawn. Raises
         BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending`` for an approval while draining.
         """
         await self._open()
         if approve and (self.draining or self.stopped):  # the decision would be stored but never learnt from
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
-        approved = await self.review_queue.decide(id, approve, by, comment, answer)
+        decided, approved = await self.review_queue.decide(id, approve, reviewer or by, comment, answer)
         queued = approved is not None and await self._push(*approved, approved[0].question_id, approved=True)
         state = "approved" if approve else "rejected"
-        self.counts[state] += 1
-        await self.monitor.note("review", by, state, "success", {"task": id, "corrected": answer is not None, "queued": queued})
+        if decided:
+            self.counts[state] += 1
+            details = {"task": id, "corrected": answer is not None, "queued": queued, "reviewer": reviewer}
+            await self.monitor.note("review", by, state, "success", details)
         return {"state": state, "queued": queued}
 
     async def audit(self, event: str, actor: str, action: str, result: str = "success", details: dict | None = None) -> None:

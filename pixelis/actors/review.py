@@ -28,6 +28,7 @@ class AsyncReviewQueue:
     def __init__(self, config: Config):
         self.queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
         self.limit = config.evolution.review.limit
+        self.deciding = asyncio.Lock()
 
     async def full(self) -> bool:
         """True when no more updates may wait."""
@@ -68,10 +69,13 @@ class AsyncReviewQueue:
             return None
         return {**_shown(review), "pictures": await asyncio.to_thread(self.queue.pictures, id)}
 
-    async def decide(self, id: str, approve: bool, by: str, comment: str, answer: str | None) -> TaskViews | None:
-        """Decide once; the task to learn from, or None. Raises BadInput as ``ReviewQueue.decide``."""
-        task = await asyncio.to_thread(self.queue.decide, id, "approved" if approve else "rejected", by, comment, answer)
-        return None if task is None else (task, await asyncio.to_thread(self.queue.views, id))
+    async def decide(self, id: str, approve: bool, by: str, comment: str, answer: str | None) -> tuple[bool, TaskViews | None]:
+        """Decide once; whether this decided it, and the task to learn from. Raises BadInput as ``ReviewQueue.decide``."""
+        async with self.deciding:
+            review = await asyncio.to_thread(self.queue.get, id)
+            waited = review is not None and review.state == "waiting"
+            task = await asyncio.to_thread(self.queue.decide, id, "approved" if approve else "rejected", by, comment, answer)
+        return waited, None if task is None else (task, await asyncio.to_thread(self.queue.views, id))
 
     async def approved(self) -> list[TaskViews]:
         """Approved tasks that were not learnt from yet, in the order of decisions."""

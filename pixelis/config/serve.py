@@ -11,7 +11,8 @@ from pixelis.config.engine import SamplingConfig
 class ServeConfig(Section):
     host: str = Field("127.0.0.1", description="address to bind to; any address but loopback requires an API key")
     port: int = Field(8000, ge=1, le=65535, description="port of the HTTP gateway")
-    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable with the API key")
+    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable with an API key that has every scope")
+    keys: str | None = Field(None, description="file of further API keys, see `pixelis keys`; unset: keys.json in run.dir")
     samples: int = Field(8, ge=1, description="k: samples per request that vote")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
     max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")

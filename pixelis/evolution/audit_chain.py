@@ -117,7 +117,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if that is incomplete, ``anchored`` with an anchor."""
+    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if it is incomplete, ``anchored`` with an anchor."""
 
     files: int = 0
     lines: int = 0

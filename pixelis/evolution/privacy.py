@@ -45,7 +45,7 @@ AHEAD = 300
 ROUNDS = 8
 """Natural text takes two rounds: one that redacts, one that changes nothing."""
 
-PSEUDONYM = re.compile(r"[0-9a-f]{16}")
+PSEUDONYM = re.compile(r"(?=.)([0-9a-f]{16}\.)?([0-9a-f]{16})?")
 
 
 def redact(text: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import sqlite3
 import threading
 import time
@@ -46,6 +47,8 @@ CREATE TABLE IF NOT EXISTS parts (
 CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 """
 COLUMNS = "id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer"
+CONTROL_TOKEN = re.compile(r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_response|grounding)\b[^<>]*>", re.IGNORECASE)
+"""Tokens of chat templates and tags of dialects: in a label they would teach the policy to end or forge turns."""
 MAX_VIEW_BYTES = 1 << 30
 """Largest view that is read back: a damaged shape must not allocate all memory."""
 
@@ -212,12 +215,19 @@ class ReviewQueue:
         """Decide once and return the task to learn from; None when rejected or already decided so. Durable on return.
 
         An approved task is scored again when ``answer`` corrects its label. Raises BadInput ``unknown_review``, ``bad_decision``,
-        and ``already_decided`` when the earlier decision differs; nothing changes then.
+        ``control_token`` for a label that spells one, and ``already_decided`` when the earlier decision differs; nothing changes
+        then.
         """
         if decision not in ("approved", "rejected"):
             raise BadInput(f"`{decision}` is no decision", code="bad_decision", fix="approved or rejected")
         now = time.time() if now is None else now
         answer = (answer or "").strip() or None
+        if answer is not None and (token := CONTROL_TOKEN.search(answer)):
+            raise BadInput(
+                f"the answer spells the control token {token.group():.60}, which no policy may learn to write in an answer",
+                code="control_token",
+                fix="give the answer as text alone",
+            )
         stored_answer = redact(answer) if answer else None
         review = self._existing(id)
         if review.state == "waiting":

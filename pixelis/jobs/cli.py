@@ -21,6 +21,7 @@ JOBS = {
     "export": "write a PEFT adapter or a merged Hugging Face model",
     "operate": "run one pixel operation on a picture or clip",
     "audit": "verify and search the audit log of a service",
+    "keys": "create, list and revoke the API keys of a service",
     "lineage": "print the inputs of a checkpoint, a data set or a result, and verify them",
     "doctor": "check this machine and show how to install what is missing",
     "recipes": "list the recipes, or copy them to a folder",

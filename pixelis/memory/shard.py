@@ -304,10 +304,16 @@ class Shard:
         return {} if seq is None else dict(self._read(f"SELECT name, png FROM pictures WHERE {PICTURES}", [seq]))
 
     def list_rows(self, limit: int, after: Place | None = None, user: str | None = None) -> list[tuple[float, Row]]:
-        """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of ``user``."""
+        """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of ``user``.
+
+        A ``user`` that ends in a dot stands for all that begin with it.
+        """
         at, id = after or (float("inf"), "")
         conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)", INTACT], [at, at, id]
-        if user is not None:
+        if user is not None and user.endswith("."):
+            conditions.append("user >= ? AND user < ?")
+            values += [user, user[:-1] + "/"]  # the character after the dot
+        elif user is not None:
             conditions.append("user = ?")
             values.append(user)
         where, page = " AND ".join(conditions), max(0, limit)
@@ -319,7 +325,7 @@ class Shard:
             rows = [
                 (at_, row[1:])
                 for at_, row in self._intact(f"created_at, user, {COLUMNS}", list(self._ids))
-                if (at_ < at or (at_ == at and row[1] > id)) and user in (None, row[0])
+                if (at_ < at or (at_ == at and row[1] > id)) and _of(user, row[0])
             ]
             return sorted(rows, key=lambda pair: (-pair[0], pair[1][0]))[:page]
 
@@ -524,6 +530,11 @@ class Shard:
         for entries in portable.read(path):
             added += sum(self.add([entry for entry in entries if accepts(entry.experience.id)]))
         return added
+
+
+def _of(user: str | None, owner: str | None) -> bool:
+    """Whether an experience of ``owner`` is of ``user``; see ``Shard.list_rows``."""
+    return user in (None, owner) or (user is not None and user.endswith(".") and (owner or "").startswith(user))
 
 
 def _withdrawn(db: sqlite3.Connection) -> set[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import secrets
 import time
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pixelis.config import Config
 from pixelis.serve.counters import Counters
+from pixelis.serve.keys import Caller, Keys, key_file
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import api_error
 
@@ -29,29 +29,26 @@ SECURITY_HEADERS = {
 """Set where a route sets no other: replies may not be framed, sniffed, cached, or read by another site."""
 
 
-def digest(key: str) -> bytes:
-    """SHA-256 of the API key: enough to compare, useless to a reader of an actor's arguments."""
-    return hashlib.sha256(key.encode()).digest()
-
-
 class Access:
-    """Checks that need no look at the body. ``key_digest`` None requires no key and admits only this machine's host names.
+    """Checks that need no look at the body.
 
+    Without any key, neither ``key_digest`` (see ``Keys``) nor one in the file, none is required, and only this machine's host
+    names are admitted.
     ``ingress`` is the number of Serve's own proxies that add to X-Forwarded-For: one with the HAProxy script, otherwise none.
     """
 
     def __init__(self, config: Config, key_digest: bytes | None, ingress: int = 0):
-        self.config, self.key_digest, self.proxies = config, key_digest, config.serve.proxies + ingress
+        self.config, self.proxies = config, config.serve.proxies + ingress
+        self.keys = Keys(key_file(config), key_digest, config.serve.api_key_env)
         self.salt = secrets.token_bytes(16)
 
-    def authorise(self, key: str) -> None:
-        """Raises ApiError 401 for a wrong key. Compares digests of one length in constant time."""
-        if self.key_digest is None:
-            return
+    def authorise(self, key: str) -> Caller:
+        """The caller whose key this is. Raises ApiError 401 for an unknown or revoked key."""
         # Header bytes arrive as latin-1 text.
-        presented = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
-        if not hmac.compare_digest(presented, self.key_digest):
+        caller = self.keys.caller(hashlib.sha256(key.strip().encode("latin-1", "replace")).digest())
+        if caller is None:
             raise ApiError(401, "a valid API key is required: `Authorization: Bearer KEY`", "invalid_api_key")
+        return caller
 
     def require_json(self, request: Request) -> None:
         """Raises ApiError 415 for another content type. Other sites can post forms and text from a browser, but not JSON."""
@@ -69,7 +66,7 @@ class Access:
 
         A web page on a name that resolves to 127.0.0.1 would otherwise have the service's origin and could use all of it.
         """
-        if self.key_digest is None and not is_local(headers.get("host", "")):
+        if not self.keys.required and not is_local(headers.get("host", "")):
             message = "without an API key this service answers to localhost, 127.0.0.1 and [::1] only"
             raise ApiError(403, message, "host_not_allowed")
 
@@ -84,10 +81,6 @@ class Access:
         if 0 < self.proxies <= len(hops) and hops[-self.proxies]:
             address = hops[-self.proxies]
         return hashlib.blake2b(_network(address).encode(), key=self.salt, digest_size=8).hexdigest()
-
-    def operator(self) -> str:
-        """The sender of an order, for the audit log: the start of the key's digest, or loopback."""
-        return f"key {self.key_digest.hex()[:8]}" if self.key_digest is not None else "loopback"
 
 
 class Shield:

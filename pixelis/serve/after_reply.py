@@ -76,7 +76,7 @@ class AfterReply:
             return
         id, later = new_id("exp"), query.remember == "later"
         storing = asyncio.create_task(self._remember(id, answer, query, lookup, remember, START_DELAY_S if later else 0.0))
-        self._start(id, self._follow(id, answer, lookup, storing, learn))
+        self._start(id, self._follow(id, answer, query.voter, lookup, storing, learn))
         if later:
             answer.remembered = "later"
         elif remember:
@@ -106,8 +106,7 @@ class AfterReply:
         """The redacted experience, and "yes" once it is on disk, otherwise why it is not."""
         try:
             await asyncio.sleep(delay_s)
-            user = privacy.pseudonym(query.user) if query.user else None
-            redacting = self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, user)))
+            redacting = self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, query.user)))
             if not remember:
                 return await redacting, "no"
             assert self.retrieval.memory is not None
@@ -127,7 +126,13 @@ class AfterReply:
             return None, "error"
 
     async def _follow(
-        self, id: str, answer: Answer, lookup: Lookup, storing: asyncio.Task[tuple[Experience | None, str]], learn: bool
+        self,
+        id: str,
+        answer: Answer,
+        voter: str,
+        lookup: Lookup,
+        storing: asyncio.Task[tuple[Experience | None, str]],
+        learn: bool,
     ) -> None:
         redacted, outcome = await storing
         await asyncio.sleep(START_DELAY_S)
@@ -136,7 +141,7 @@ class AfterReply:
         if outcome == "yes":
             await self._count("success_told", self._credit_neighbours(answer.verdict, lookup.retrieval_id))
         if learn and redacted is not None:  # what cannot be stored is not learnt from: nobody could find or correct it
-            await self._count("update_sent", self._submit_update(id, answer, redacted))
+            await self._count("update_sent", self._submit_update(id, answer, redacted, voter))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
@@ -175,7 +180,7 @@ class AfterReply:
             await self.retrieval.memory.succeeded(retrieval_id, agreed)
         return bool(agreed)
 
-    async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
+    async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
         """Redact feedback, store it with its experience and send it to Evolution.
 
         Raises BadInput in a read-only service and for an unknown id, InfraFailure.
@@ -187,22 +192,22 @@ class AfterReply:
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._start(new_id("feedback"), self._count("feedback_told", self._send_feedback(experience_id, redacted)))
+            self._start(new_id("feedback"), self._count("feedback_told", self._send_feedback(experience_id, redacted, by)))
         return experience
 
-    async def _send_feedback(self, experience_id: str, feedback: Feedback) -> None:
+    async def _send_feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
         assert self.evolution is not None
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
-            await (await self.evolution()).feedback.remote(experience_id, feedback)
+            await (await self.evolution()).feedback.remote(experience_id, feedback, by)
 
     # -- evolution --------------------------------------------------------------------------------------------------
 
-    async def _submit_update(self, id: str, answer: Answer, redacted: Experience) -> bool:
+    async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """Send the update task to Evolution; False if the gate rejects the verdict, or Evolution accepts no tasks now."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
         make = partial(make_task, answer.group, verdict, c.evolution, c.rewards)
-        task = await self._in_thread(partial(make, experience_id=id, user=redacted.user or ""))
+        task = await self._in_thread(partial(make, experience_id=id, user=voter))
         if task is None:
             self.counts["gated"] += 1
             return False

@@ -183,9 +183,9 @@ class Agent:
         urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in views])
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
-    async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
+    async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
         """Store feedback with an experience and send it to Evolution. Raises BadInput for an unknown id."""
-        return await self.after_reply.feedback(experience_id, feedback)
+        return await self.after_reply.feedback(experience_id, feedback, by)
 
     async def drain(self, timeout_s: float = 10.0) -> None:
         """Wait until the work after the replies so far is complete, at most ``timeout_s`` seconds."""

@@ -17,7 +17,7 @@ class AgentQuery:
     """A validated question. ``images`` are data URLs.
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
-    ``user`` is stored as a pseudonym.
+    ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped.
     """
 
     question: str
@@ -29,6 +29,7 @@ class AgentQuery:
     learn: bool = True
     remember: bool | Literal["later"] = True
     user: str | None = None
+    voter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

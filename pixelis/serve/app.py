@@ -16,9 +16,9 @@ from ray.serve.handle import DeploymentHandle
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
-from pixelis.serve.access import digest
 from pixelis.serve.backends import Backends
 from pixelis.serve.gateway import Gateway
+from pixelis.serve.keys import KeyFile, digest, key_file
 from pixelis.serve.limits import running_limit, waiting_limit
 
 APP_NAME = "pixelis"
@@ -72,9 +72,10 @@ def _default_replicas(max_replicas: int | None) -> int:
 
 
 def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
-    """SHA-256 of the key in the environment variable ``serve.api_key_env``; None without a key.
+    """SHA-256 of the key in the environment variable ``serve.api_key_env``; b"" if only the file has keys, None without any.
 
-    Raises BadConfig for a key that is not printable ASCII, and without one if ``host`` (default ``serve.host``) is not loopback.
+    Raises BadConfig for a key that is not printable ASCII, and without any key if ``host`` (default ``serve.host``) is not
+    loopback.
     """
     key = os.environ.get(config.serve.api_key_env, "").strip()
     if key:
@@ -84,10 +85,13 @@ def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
                 fix="use letters, digits and punctuation of ASCII, such as the output of `openssl rand -hex 32`",
             )
         return digest(key)
+    if KeyFile(key_file(config)).entries():
+        return b""
     if not is_loopback(host or config.serve.host):
         raise BadConfig(
             f"{host or config.serve.host} may be reachable from other machines but {config.serve.api_key_env} is not set",
-            fix=f"export {config.serve.api_key_env}=... with a long random key, or set serve.host=127.0.0.1",
+            fix=f"export {config.serve.api_key_env}=... with a long random key, create one with `pixelis keys`, or set "
+            "serve.host=127.0.0.1",
         )
     return None
 

@@ -18,6 +18,8 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import ClientDisconnect
 
+from pixelis.serve.keys import Caller, Scope
+from pixelis.serve.limits import RateLimits
 from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
@@ -39,9 +41,25 @@ State = Annotated[GatewayState, Depends(get_state)]
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-async def authorise(state: State, credentials: Credentials) -> None:
-    """Raises ApiError 401 without the API key."""
-    state.access.authorise(credentials.credentials if credentials is not None else "")
+async def authorise(state: State, credentials: Credentials) -> Caller:
+    """The caller. Raises ApiError 401 without a valid API key, if one is required."""
+    return state.access.authorise(credentials.credentials if credentials is not None else "")
+
+
+Sender = Annotated[Caller, Depends(authorise)]
+
+
+class Scoped:
+    """A dependency: raises ApiError 403 unless the caller's key has one of these scopes."""
+
+    def __init__(self, *scopes: Scope):
+        self.scopes = scopes
+
+    async def __call__(self, caller: Sender) -> None:
+        """Check the caller's scopes."""
+        if not caller.scopes.intersection(self.scopes):
+            message = f"{caller.label} lacks the scope {' or '.join(self.scopes)}"
+            raise ApiError(403, message, "missing_scope")
 
 
 async def require_writable(state: State) -> None:
@@ -54,9 +72,17 @@ async def require_json(state: State, request: Request) -> None:
     state.access.require_json(request)
 
 
-async def limit_rate(state: State, request: Request) -> None:
-    """Count the request against its client's rate, reported in the reply's headers. Raises ApiError 429 above the rate."""
-    allowance = state.rates.take(state.access.client_id(request))
+async def limit_rate(state: State, request: Request, caller: Sender) -> None:
+    """Count the request against the rate of its key, else of its client. Raises ApiError 429 above the rate.
+
+    The reply's headers report what is left.
+    """
+    rates = (caller.per_minute, caller.per_hour, caller.per_day)
+    if any(rates):
+        limits = state.key_rates.setdefault((caller.name, *rates), RateLimits(*rates[:2], per_day=rates[2]))
+        allowance = limits.take(caller.name)
+    else:
+        allowance = state.rates.take(state.access.client_id(request))
     if allowance is None:
         return
     request.scope["pixelis.headers"] = allowance.headers()

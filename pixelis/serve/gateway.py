@@ -61,7 +61,7 @@ def create_app(state: GatewayState) -> FastAPI:
     for routes in (chat, agent, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
-        add_page(app, state.config, needs_key=state.access.key_digest is not None)
+        add_page(app, state.config, needs_key=state.access.keys.required)
     add_exception_handlers(app)
     app.add_middleware(Shield, access=state.access, counters=state.counters)
     return app

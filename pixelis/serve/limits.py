@@ -179,14 +179,22 @@ class Allowance:
 
 
 class RateLimits:
-    """Sliding windows: a client may send ``per_minute`` requests in any minute and ``per_hour`` in any hour; 0 is no limit.
+    """Sliding windows: a client may send so many requests in any minute, hour and day; 0 is no limit.
 
     The windows are exact, from the times of accepted requests. Refused requests do not count, so a client that keeps trying is
     accepted again.
     """
 
-    def __init__(self, per_minute: int, per_hour: int, clock: Callable[[], float] = time.monotonic, clients: int = MAX_CLIENTS):
-        self.windows = [(limit, span) for limit, span in ((per_minute, 60.0), (per_hour, 3600.0)) if limit]
+    def __init__(
+        self,
+        per_minute: int,
+        per_hour: int,
+        clock: Callable[[], float] = time.monotonic,
+        clients: int = MAX_CLIENTS,
+        per_day: int = 0,
+    ):
+        spans = ((per_minute, 60.0), (per_hour, 3600.0), (per_day, 86_400.0))
+        self.windows = [(limit, span) for limit, span in spans if limit]
         self.clock, self.max_clients = clock, clients
         self.accepted: OrderedDict[str, deque[float]] = OrderedDict()
         self.refused = 0

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from ray.exceptions import RayError
 
+from pixelis.config import Config
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.serve.agent_types import Answer, Pictures
+from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import ReplyFormat
 from pixelis.serve.responses import EventStream, api_error, until
 from pixelis.serve.state import GatewayState
 
 CACHE_CHECK_S = 1.0
+
+
+def signed(format: Callable[..., ReplyFormat], config: Config, body: Any, started: float, caller: Caller) -> ReplyFormat:
+    """The reply format of a request, whose query, and hence cache key, names the key that sent it."""
+    user = body.user
+    body.user = caller.owner(user)
+    reply_format = format(config, body, started)
+    reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
+    return reply_format
 
 
 async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: float) -> Response:

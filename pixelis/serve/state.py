@@ -42,6 +42,7 @@ class GatewayState:
         self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
         self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
+        self.key_rates: dict[tuple[str, int, int, int], RateLimits] = {}
         self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])

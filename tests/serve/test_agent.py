@@ -291,7 +291,7 @@ def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environme
 def test_an_answer_is_stored_and_learnt_from(environment: Environment) -> None:
     async def scenario() -> tuple[Answer, Any, Any]:
         agent = environment.agent()
-        answer = await agent.answer(ask("say 7,7,7,8 write to jane.doe@example.org", user="jane"))
+        answer = await agent.answer(ask("say 7,7,7,8 write to jane.doe@example.org", user=privacy.pseudonym("jane")))
         await agent.drain()
         assert agent.memory is not None
         return answer, await agent.memory.get(answer.experience_id or ""), await agent.memory.pictures(answer.experience_id or "")

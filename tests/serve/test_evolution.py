@@ -354,7 +354,11 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     assert placed.call("decide", one, False, "ann") == {"state": "rejected", "queued": False}
     with pytest.raises(BadInput, match="rejected by ann"):
         placed.call("decide", one, True, "bob")
-    assert placed.call("decide", two, True, "ann", "well", "8") == {"state": "approved", "queued": True}
+    assert placed.call("decide", two, True, "key ops", "well", "8", "ann") == {"state": "approved", "queued": True}
+    for _ in range(2):
+        assert placed.call("decide", two, True, "key ops", "well", "8", "ann") == {"state": "approved", "queued": False}
+    reviews = list(audit.search(tmp_path / audit.FOLDER, event="review"))
+    assert [(event.actor, event.details["reviewer"]) for event in reviews] == [("ann", ""), ("key ops", "ann")]
     assert placed.call("forget", ["three"]) == 1
     placed.call("resume", "ann")
     placed.call("pause", "ann")

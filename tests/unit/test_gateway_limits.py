@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure, Overloaded
-from pixelis.serve.access import Access, Shield, digest, is_local
+from pixelis.serve.access import Access, Shield, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
+from pixelis.serve.keys import digest
 from pixelis.serve.limits import ByteBudget, RateLimits, Uploads
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until

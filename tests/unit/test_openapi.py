@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pixelis.config import load
-from pixelis.serve.access import digest
 from pixelis.serve.agent import Agent
 from pixelis.serve.gateway import create_app
+from pixelis.serve.keys import digest
 from pixelis.serve.state import GatewayState
 
 BODIES = {

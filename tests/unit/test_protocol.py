@@ -13,9 +13,9 @@ from pixelis.config import load
 from pixelis.errors import BadConfig, Overloaded
 from pixelis.records import Group, ImageView, Observation, Question, StopReason, Trajectory, Turn, Verdict
 from pixelis.serve import app
-from pixelis.serve.access import digest
 from pixelis.serve.agent_types import Answer
 from pixelis.serve.backends import Backends
+from pixelis.serve.keys import digest
 from pixelis.serve.limits import Admission, running_limit
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body

@@ -148,6 +148,10 @@ def test_bad_decisions_change_nothing(tmp_path: Path) -> None:
     id = put(queue)
     for code, call in (
         ("unknown_review", lambda: queue.decide("task_x", "approved", "ann")),
+        *(
+            ("control_token", lambda token=token: queue.decide(id, "approved", "ann", answer=f"7{token}"))
+            for token in ("<|im_end|>", "<|vision_start|>", "</answer>", "<TOOL_CALL>", '<think x="1">')
+        ),
         ("bad_decision", lambda: queue.decide(id, "maybe", "ann")),  # type: ignore[arg-type]
     ):
         with pytest.raises(BadInput) as error:

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from pixelis.serve.dependencies import Admitted, QuestionBody, RequestTiming, State
+from pixelis.serve.dependencies import Admitted, QuestionBody, RequestTiming, Sender, State
 from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
-from pixelis.serve.request_handler import respond
+from pixelis.serve.request_handler import respond, signed
 from pixelis.serve.routes.chat import CHECKS, STREAM
 
 router = APIRouter(tags=["questions"], dependencies=CHECKS)
@@ -17,7 +17,11 @@ router = APIRouter(tags=["questions"], dependencies=CHECKS)
 
 @router.post("/v1/agent", response_model=AgentReply, responses={200: {"content": STREAM}})
 async def agent(
-    state: State, timing: RequestTiming, body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))], admitted: Admitted
+    state: State,
+    caller: Sender,
+    timing: RequestTiming,
+    body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))],
+    admitted: Admitted,
 ) -> Response:
     """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent event."""
-    return await respond(state, AgentFormat(state.config, body, timing.started), timing.deadline)
+    return await respond(state, signed(AgentFormat, state.config, body, timing.started, caller), timing.deadline)

@@ -11,17 +11,18 @@ from pixelis.serve.dependencies import (
     Admitted,
     QuestionBody,
     RequestTiming,
+    Scoped,
+    Sender,
     State,
-    authorise,
     limit_rate,
     require_json,
     require_room,
 )
 from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest
-from pixelis.serve.request_handler import respond
+from pixelis.serve.request_handler import respond, signed
 
 # In this order: a request is refused as early as possible, before its body is read.
-CHECKS = [Depends(authorise), Depends(require_json), Depends(limit_rate), Depends(require_room)]
+CHECKS = [Depends(Scoped("ask")), Depends(require_json), Depends(limit_rate), Depends(require_room)]
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 router = APIRouter(tags=["questions"], dependencies=CHECKS)
@@ -29,7 +30,11 @@ router = APIRouter(tags=["questions"], dependencies=CHECKS)
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses={200: {"content": STREAM}})
 async def chat_completions(
-    state: State, timing: RequestTiming, body: Annotated[ChatRequest, Depends(QuestionBody(ChatRequest))], admitted: Admitted
+    state: State,
+    caller: Sender,
+    timing: RequestTiming,
+    body: Annotated[ChatRequest, Depends(QuestionBody(ChatRequest))],
+    admitted: Admitted,
 ) -> Response:
     """Answer a question about pictures by the vote of several samples. With `stream`, send chunks as server-sent events."""
-    return await respond(state, ChatFormat(state.config, body, timing.started), timing.deadline)
+    return await respond(state, signed(ChatFormat, state.config, body, timing.started, caller), timing.deadline)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 
-from pixelis.serve.dependencies import EntityId, JsonBody, State, authorise, require_json, require_writable
+from pixelis.serve.dependencies import EntityId, JsonBody, Scoped, Sender, State, authorise, require_json, require_writable
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.evolution import (
     DecisionReply,
@@ -29,10 +29,11 @@ _NO_VALUES: dict[str, Any] = {}
 _NO_ITEMS: list[Any] = []
 
 router = APIRouter(tags=["evolution"], dependencies=[Depends(authorise)])
-WRITES = [Depends(require_writable), Depends(require_json)]
+READS = [Depends(Scoped("read", "steer"))]
+WRITES = [Depends(Scoped("steer")), Depends(require_writable), Depends(require_json)]
 
 
-@router.get("/v1/evolution")
+@router.get("/v1/evolution", dependencies=READS)
 async def evolution_status(state: State) -> EvolutionStatus:
     """What the service learns and serves, its history, alerts and counters. Parts whose actor does not answer are empty."""
     read = state.read_evolution
@@ -64,33 +65,37 @@ async def evolution_status(state: State) -> EvolutionStatus:
 
 
 @router.post("/v1/evolution/pause", dependencies=WRITES)
-async def pause(state: State, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
+async def pause(state: State, caller: Sender, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
     """Pause learning until `resume`, restarts included."""
-    return await _reply(state, "pause", await state.call_evolution("pause", state.access.operator()))
+    return await _reply(state, "pause", await state.call_evolution("pause", caller.label))
 
 
 @router.post("/v1/evolution/resume", dependencies=WRITES)
-async def resume(state: State, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
+async def resume(state: State, caller: Sender, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
     """Resume learning."""
-    return await _reply(state, "resume", await state.call_evolution("resume", state.access.operator()))
+    return await _reply(state, "resume", await state.call_evolution("resume", caller.label))
 
 
 @router.post("/v1/evolution/promote", dependencies=WRITES)
-async def promote(state: State, body: Annotated[PromoteRequest, Depends(JsonBody(PromoteRequest))]) -> EvolutionReply:
+async def promote(
+    state: State, caller: Sender, body: Annotated[PromoteRequest, Depends(JsonBody(PromoteRequest))]
+) -> EvolutionReply:
     """Serve a version, if the canary does not refuse it."""
-    by, timeout_s = state.access.operator(), state.config.serve.timeout_s  # the canary may have to run first
+    by, timeout_s = caller.label, state.config.serve.timeout_s  # the canary may have to run first
     result = await state.call_evolution("promote", body.version, by, force=body.force, timeout_s=timeout_s)
     return await _reply(state, "promote", result)
 
 
 @router.post("/v1/evolution/rollback", dependencies=WRITES)
-async def roll_back(state: State, body: Annotated[RollbackRequest, Depends(JsonBody(RollbackRequest))]) -> EvolutionReply:
+async def roll_back(
+    state: State, caller: Sender, body: Annotated[RollbackRequest, Depends(JsonBody(RollbackRequest))]
+) -> EvolutionReply:
     """Serve an earlier promoted version again, and withdraw the later ones."""
-    by, timeout_s = state.access.operator(), state.config.serve.timeout_s
+    by, timeout_s = caller.label, state.config.serve.timeout_s
     return await _reply(state, "rollback", await state.call_evolution("roll_back", body.version, by, timeout_s=timeout_s))
 
 
-@router.get("/v1/review")
+@router.get("/v1/review", dependencies=[Depends(Scoped("steer"))])
 async def list_reviews(
     state: State,
     state_: Annotated[Literal["waiting", "approved", "rejected"], Query(alias="state")] = "waiting",
@@ -100,7 +105,7 @@ async def list_reviews(
     return ReviewList(data=await state.call_evolution("reviews", state_, limit))
 
 
-@router.get("/v1/review/{id}")
+@router.get("/v1/review/{id}", dependencies=[Depends(Scoped("steer"))])
 async def get_review(state: State, id: EntityId) -> ReviewReply:
     """Read an update in the review queue with the pictures its samples saw, as data URLs."""
     review = await state.call_evolution("review", id)
@@ -110,10 +115,12 @@ async def get_review(state: State, id: EntityId) -> ReviewReply:
 
 
 @router.post("/v1/review/{id}", dependencies=WRITES)
-async def decide(state: State, id: EntityId, body: Annotated[ReviewDecision, Depends(JsonBody(ReviewDecision))]) -> DecisionReply:
+async def decide(
+    state: State, caller: Sender, id: EntityId, body: Annotated[ReviewDecision, Depends(JsonBody(ReviewDecision))]
+) -> DecisionReply:
     """Approve or reject an update. It can be decided once."""
-    by = body.reviewer.strip() or state.access.operator()
-    result = await state.call_evolution("decide", id, body.decision == "approve", by, body.comment, body.answer)
+    decision = (body.decision == "approve", caller.label, body.comment, body.answer, body.reviewer.strip())
+    result = await state.call_evolution("decide", id, *decision)
     return DecisionReply(id=id, decision=body.decision, result=result)
 
 

@@ -12,10 +12,20 @@ from ray.exceptions import RayError
 
 from pixelis.actors.memory import Memory
 from pixelis.errors import DataFailure, InfraFailure
-from pixelis.evolution.privacy import pseudonym
 from pixelis.records import Experience, Feedback
 from pixelis.serve.agent import data_url
-from pixelis.serve.dependencies import EntityId, JsonBody, State, authorise, limit_rate, require_json, require_writable
+from pixelis.serve.dependencies import (
+    EntityId,
+    JsonBody,
+    Scoped,
+    Sender,
+    State,
+    authorise,
+    limit_rate,
+    require_json,
+    require_writable,
+)
+from pixelis.serve.keys import NAME, Caller, Scope
 from pixelis.serve.protocol.agent import without_tokens
 from pixelis.serve.protocol.errors import ApiError, PlainText
 from pixelis.serve.protocol.experiences import DeletionReply, ExperienceList, ExperienceReply, FeedbackReply, FeedbackRequest
@@ -28,61 +38,70 @@ MAX_PAGE_SIZE = 200
 LAST_ID = "\U0010ffff"
 """Sorts after every id."""
 
+KeyName = Annotated[str | None, Query(pattern=NAME, description="the name of another key")]
+FEEDBACK_CHECKS = [Depends(Scoped("feedback")), Depends(require_writable), Depends(require_json), Depends(limit_rate)]
+
 router = APIRouter(tags=["experiences"], dependencies=[Depends(authorise)])
 
 
-@router.post("/v1/feedback", dependencies=[Depends(require_writable), Depends(require_json), Depends(limit_rate)])
-async def add_feedback(state: State, body: Annotated[FeedbackRequest, Depends(JsonBody(FeedbackRequest))]) -> FeedbackReply:
+@router.post("/v1/feedback", dependencies=FEEDBACK_CHECKS)
+async def add_feedback(
+    state: State, caller: Sender, body: Annotated[FeedbackRequest, Depends(JsonBody(FeedbackRequest))]
+) -> FeedbackReply:
     """Store feedback with an experience. It is redacted, and not used for training."""
     feedback = Feedback(correct=body.correct, answer=body.answer, comment=body.comment, created_at=time.time())
-    _memory(state)
-    experience = await state.with_timeout(state.agent.feedback(body.experience_id, feedback))
+    await _visible(state, caller, body.experience_id)
+    experience = await state.with_timeout(state.agent.feedback(body.experience_id, feedback, caller.label))
     return FeedbackReply(experience_id=body.experience_id, count=len(experience.feedback))
 
 
 @router.get("/v1/experiences")
 async def list_experiences(
     state: State,
+    caller: Sender,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE,
     before: Annotated[PlainText, Query(description="a time, or `next_before` of the previous page")] = "",
     user: PlainText | None = None,
+    key: KeyName = None,
 ) -> ExperienceList:
-    """List experiences, newest first, of one user or of all."""
-    experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), pseudonym(user) if user else None))
+    """List experiences, newest first, of one user or of all. `key` and all experiences need the scope `read`."""
+    owner = _space(caller, key, "read").owner(user)
+    if key is None and user is None and "read" in caller.scopes:
+        owner = None
+    experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), owner))
     next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
     return ExperienceList(data=[_without_tokens(e) for e in experiences], next_before=next_before)
 
 
 @router.get("/v1/experiences/{id}")
-async def get_experience(state: State, id: EntityId) -> ExperienceReply:
-    """Read an experience with its pictures."""
-    memory = _memory(state)
-    try:
-        experience = await state.with_timeout(memory.get(id))
-    except DataFailure as error:
-        raise ApiError(500, f"{error.message}: its operator can repair it from an export", error.code) from None
-    if experience is None:
-        raise _unknown(id)
-    pictures = await state.with_timeout(memory.pictures(id))
+async def get_experience(state: State, caller: Sender, id: EntityId) -> ExperienceReply:
+    """Read an experience with its pictures; of another key with the scope `read`."""
+    experience = await _visible(state, caller, id)
+    pictures = await state.with_timeout(_memory(state).pictures(id))
     return ExperienceReply(experience=_without_tokens(experience), pictures=data_urls(pictures))
 
 
 @router.delete("/v1/experiences/{id}", dependencies=[Depends(require_writable)])
-async def delete_experience(state: State, id: EntityId) -> DeletionReply:
-    """Delete an experience from the memory, its updates that wait, and its cached replies."""
+async def delete_experience(state: State, caller: Sender, id: EntityId) -> DeletionReply:
+    """Delete an experience from the memory, its updates that wait, and its cached replies; of another key with `steer`."""
     memory = _memory(state)
     await state.agent.drain(ACTOR_TIMEOUT_S)  # it may be on its way into the memory
+    if "steer" not in caller.scopes and not caller.owns((await _visible(state, caller, id)).user):
+        raise ApiError(403, f"{caller.label} lacks the scope steer", "missing_scope")
     await _forget(state, [id])
     if not await state.with_timeout(memory.delete([id]), _delete_timeout_s(state)):
         raise _unknown(id)
-    return await _deleted(state, [id], {"ids": [id]})
+    return await _deleted(state, caller, [id], {"ids": [id]})
 
 
 @router.delete("/v1/experiences", dependencies=[Depends(require_writable)])
-async def delete_user(state: State, user: Annotated[PlainText, Query(min_length=1)]) -> DeletionReply:
-    """Delete everything stored from a user's requests."""
+async def delete_user(
+    state: State, caller: Sender, user: Annotated[PlainText, Query(min_length=1)], key: KeyName = None
+) -> DeletionReply:
+    """Delete everything stored from a user's requests; `key`, for a user of another key, needs the scope `steer`."""
     # Waiting updates are dropped before their experience: if a call fails in between, the same request still finds them.
-    name, memory, timeout_s, ids = pseudonym(user), _memory(state), _delete_timeout_s(state), list[str]()
+    name = _space(caller, key, "steer").owner(user) or ""
+    memory, timeout_s, ids = _memory(state), _delete_timeout_s(state), list[str]()
     await state.agent.drain(ACTOR_TIMEOUT_S)
     while page := [e.id for e in await state.with_timeout(memory.list(MAX_PAGE_SIZE, None, name), timeout_s)]:
         await _forget(state, page)
@@ -91,7 +110,27 @@ async def delete_user(state: State, user: Annotated[PlainText, Query(min_length=
         ids += page
     late = await state.with_timeout(memory.delete_user(name), timeout_s)
     await _forget(state, late)
-    return await _deleted(state, [*ids, *late], {"user": name})
+    return await _deleted(state, caller, [*ids, *late], {"user": name})
+
+
+async def _visible(state: GatewayState, caller: Caller, id: str) -> Experience:
+    """An experience that the caller may see; 404 for others, which do not exist for it."""
+    try:
+        experience = await state.with_timeout(_memory(state).get(id))
+    except DataFailure as error:
+        raise ApiError(500, f"{error.message}: its operator can repair it from an export", error.code) from None
+    if experience is None or not caller.may_see(experience.user):
+        raise _unknown(id)
+    return experience
+
+
+def _space(caller: Caller, key: str | None, scope: Scope) -> Caller:
+    """The caller, or the key of this name, for which the caller needs ``scope``."""
+    if key is None or key == caller.name:
+        return caller
+    if scope not in caller.scopes:
+        raise ApiError(403, f"{caller.label} lacks the scope {scope}", "missing_scope", "key")
+    return Caller(name=key)
 
 
 async def _forget(state: GatewayState, ids: list[str]) -> None:
@@ -100,9 +139,9 @@ async def _forget(state: GatewayState, ids: list[str]) -> None:
         await state.call_evolution("forget", ids, timeout_s=_delete_timeout_s(state))
 
 
-async def _deleted(state: GatewayState, ids: list[str], details: dict[str, Any]) -> DeletionReply:
+async def _deleted(state: GatewayState, caller: Caller, ids: list[str], details: dict[str, Any]) -> DeletionReply:
     if state.evolves:
-        event = ("deletion", state.access.operator(), "delete", "success", {**details, "count": len(ids)})
+        event = ("deletion", caller.label, "delete", "success", {**details, "count": len(ids)})
         try:
             await state.call_evolution("audit", *event)
         except (RayError, InfraFailure, ApiError):

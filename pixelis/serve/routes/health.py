@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from pixelis.serve.counters import CONTENT_TYPE
-from pixelis.serve.dependencies import State, authorise
+from pixelis.serve.dependencies import Scoped, State, authorise
 from pixelis.serve.protocol.openai import ModelCard, ModelList, unknown_model
 from pixelis.serve.protocol.question import model_name
 from pixelis.serve.state import GatewayState
@@ -65,7 +65,7 @@ async def healthz(state: State, response: Response) -> Health:
     return Health(status=status, generators=len(generators), memory=memory)
 
 
-@router.get("/metrics", dependencies=[Depends(authorise)], response_class=Response, responses=TEXT)
+@router.get("/metrics", dependencies=[Depends(Scoped("read", "steer"))], response_class=Response, responses=TEXT)
 async def metrics(state: State) -> Response:
     """Prometheus metrics of the replica that answers."""
     return Response(state.counters.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,109 @@
+"""Create, list and revoke the API keys of a service.
+
+usage: pixelis keys create RUN_DIR NAME [--scopes ask,feedback] [--per-minute N] [--per-hour N] [--per-day N]
+       pixelis keys list RUN_DIR [--json]
+       pixelis keys revoke RUN_DIR NAME
+
+RUN_DIR is the run.dir of the service, or the file that serve.keys names. `create` prints the key, once: the file holds only its
+SHA-256 and is readable by its owner alone. A running service follows the file and needs no restart.
+
+Scopes: ask (questions), feedback, steer (promote, roll back, pause, review), read (everybody's experiences, the status and the
+metrics), users (the `user` of a request names one of several callers, each with an own share of updates; without it the key is
+one user). A key sees the experiences of its own requests. Rates are requests in each gateway replica; without them
+serve.per_minute and serve.per_hour apply. The key in PIXELIS_API_KEY has every scope. A revoked name may be created again; the
+new key then sees what the old one stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from pixelis.errors import BadConfig, PixelisError
+from pixelis.serve.keys import FILE, SCOPES, ApiKey, KeyFile, Scope
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadConfig(message, fix="pixelis keys --help")
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.keys`."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print((__doc__ or "").strip())
+        return
+    try:
+        _run(_parse(sys.argv[1:]))
+    except PixelisError as error:
+        print(f"pixelis keys: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        print(f"pixelis keys: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    path: Path = arguments.folder
+    file = KeyFile(path if path.suffix == ".json" else path / FILE)
+    if arguments.order == "create":
+        rates = arguments.per_minute, arguments.per_hour, arguments.per_day
+        print(file.create(arguments.name, arguments.scopes, *rates))
+        print(f"key {arguments.name}: store it now, it is not shown again", file=sys.stderr)
+    elif arguments.order == "revoke":
+        file.revoke(arguments.name)
+        print(f"key {arguments.name} is revoked")
+    elif arguments.json:
+        print(json.dumps([key.model_dump(mode="json", exclude={"digest"}) for key in file.entries()], indent=1))
+    else:
+        for key in file.entries():
+            print(_line(key))
+
+
+def _line(key: ApiKey) -> str:
+    rates = [f"{n} per {span}" for n, span in ((key.per_minute, "minute"), (key.per_hour, "hour"), (key.per_day, "day")) if n]
+    state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
+    return f"{key.name}  {','.join(key.scopes)}  {', '.join(rates) or 'no rate'}  created {_date(key.created_at)}  {state}"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False)
+    orders = parser.add_subparsers(dest="order", required=True, parser_class=_Parser)
+    for name in ("create", "list", "revoke"):
+        order = orders.add_parser(name, add_help=False)
+        order.add_argument("folder", metavar="RUN_DIR", type=Path)
+        if name != "list":
+            order.add_argument("name", metavar="NAME")
+        if name == "create":
+            order.add_argument("--scopes", type=_scopes, default=["ask", "feedback"])
+            for span in ("minute", "hour", "day"):
+                order.add_argument(f"--per-{span}", type=_rate, default=0)
+        if name == "list":
+            order.add_argument("--json", action="store_true")
+    return parser.parse_args(words)
+
+
+def _scopes(text: str) -> list[Scope]:
+    scopes = [word.strip() for word in text.split(",")]
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise BadConfig(f"no scope {scope!r}", fix=f"some of {','.join(SCOPES)}")
+    return [scope for scope in SCOPES if scope in scopes]
+
+
+def _rate(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise BadConfig(f"a rate is a whole number of requests, not {text!r:.40}", fix="pixelis keys --help")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()

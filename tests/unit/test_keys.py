@@ -1,0 +1,188 @@
+"""API keys: the file of `pixelis keys`, scopes, and what a gateway accepts while the file changes."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pixelis.config import load
+from pixelis.errors import BadConfig
+from pixelis.jobs import keys as job
+from pixelis.serve import app, keys
+from pixelis.serve.agent import Agent
+from pixelis.serve.gateway import create_app
+from pixelis.serve.keys import Caller, KeyFile, Keys, digest
+from pixelis.serve.state import GatewayState
+
+
+@pytest.fixture(autouse=True)
+def _follow_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow = Keys._follow
+    monkeypatch.setattr(Keys, "_follow", lambda self, age_s=0.0: follow(self, 0.0))
+
+
+def order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    monkeypatch.setattr(sys, "argv", ["pixelis keys", *map(str, words)])
+    job.main()
+    return capsys.readouterr().out.strip()
+
+
+def client(folder: Path, key: str = "", environment: bytes | None = None) -> TestClient:
+    agent = SimpleNamespace(backends=SimpleNamespace(evolution=None), memory=None, version=None, counts=Counter())
+    state = GatewayState(load(None, [f"run.dir={folder}", "serve.read_only=false"]), cast(Agent, agent), environment)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return TestClient(create_app(state), base_url="http://localhost", headers=headers)
+
+
+def test_a_key_is_created_listed_and_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = order(monkeypatch, capsys, "create", tmp_path, "shop", "--scopes", "ask,users", "--per-minute", 3)
+    file = tmp_path / "keys.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert key not in file.read_text()
+    (listed,) = json.loads(order(monkeypatch, capsys, "list", tmp_path, "--json"))
+    assert (listed["name"], listed["scopes"], listed["per_minute"], listed["revoked_at"]) == ("shop", ["ask", "users"], 3, None)
+    assert "digest" not in listed
+    accepted = Keys(file, None, "X")
+    caller = accepted.caller(digest(key))
+    assert caller is not None
+    assert (caller.label, caller.scopes) == ("key shop", {"ask", "users"})
+    order(monkeypatch, capsys, "revoke", tmp_path, "shop")
+    assert accepted.caller(digest(key)) is None
+    assert "revoked" in order(monkeypatch, capsys, "list", tmp_path)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "DIR", "shop"],
+        ["create", "DIR", "../etc"],
+        ["create", "DIR", "other", "--scopes", "everything"],
+        ["create", "DIR", "other", "--per-minute", "-3"],
+        ["revoke", "DIR", "nobody"],
+        ["destroy", "DIR"],
+        [],
+    ],
+)
+def test_a_wrong_order_changes_nothing_and_exits_2(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    KeyFile(tmp_path / "keys.json").create("shop", ["ask"])
+    before = (tmp_path / "keys.json").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        order(monkeypatch, capsys, *(str(tmp_path) if word == "DIR" else word for word in words))
+    assert ended.value.code == 2
+    assert "fix:" in capsys.readouterr().err
+    assert (tmp_path / "keys.json").read_bytes() == before
+
+
+def test_keys_created_at_once_are_all_kept(tmp_path: Path) -> None:
+    threads = [threading.Thread(target=KeyFile(tmp_path / "k.json").create, args=(f"k{i}", ["ask"])) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(key.name for key in KeyFile(tmp_path / "k.json").entries()) == [f"k{i}" for i in range(8)]
+
+
+def test_a_key_is_required_once_there_is_one_and_still_when_the_file_vanishes(tmp_path: Path) -> None:
+    accepted = Keys(tmp_path / "keys.json", None, "X")
+    assert not accepted.required
+    assert accepted.caller(digest("")) == Caller()
+    key = KeyFile(accepted.path).create("shop", ["ask"])
+    assert accepted.required
+    assert accepted.caller(digest("")) is None
+    assert accepted.caller(digest(key)) is not None
+    accepted.path.write_text("{")
+    assert accepted.caller(digest(key)) is None
+    accepted.path.unlink()
+    assert accepted.caller(digest(key)) is None
+    assert accepted.caller(digest("")) is None
+
+
+def test_the_environments_key_has_every_scope_beside_the_file(tmp_path: Path) -> None:
+    accepted = Keys(tmp_path / "keys.json", digest("secret"), "PIXELIS_API_KEY")
+    key = KeyFile(accepted.path).create("shop", ["ask"])
+    caller = accepted.caller(digest("secret"))
+    assert caller is not None
+    assert (caller.label, caller.scopes) == ("key PIXELIS_API_KEY", frozenset(keys.SCOPES))
+    shop = accepted.caller(digest(key))
+    assert shop is not None
+    assert shop.scopes == {"ask"}
+    assert accepted.caller(digest("other")) is None
+
+
+def test_a_file_of_keys_is_enough_off_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIXELIS_API_KEY", raising=False)
+    config = load(None, ["serve.host=0.0.0.0", f"run.dir={tmp_path}"])
+    with pytest.raises(BadConfig, match="pixelis keys"):
+        app.api_key_digest(config)
+    KeyFile(tmp_path / "keys.json").create("shop", ["ask"])
+    required = app.api_key_digest(config)
+    assert required is not None
+    assert Keys(tmp_path / "gone.json", required, "X").caller(digest("")) is None
+
+
+def test_a_key_owns_what_it_asked_and_is_one_user_without_the_scope_users() -> None:
+    shop, bank, root = Caller(name="shop", scopes=frozenset({"ask"})), Caller(name="bank"), Caller()
+    for owner in (shop.owner("anna"), shop.owner(None)):
+        assert shop.may_see(owner)
+        assert not bank.owns(owner)
+        assert not root.owns(owner)
+        assert root.may_see(owner)
+    assert not shop.may_see(bank.owner("anna"))
+    assert not shop.may_see(root.owner("anna"))
+    assert not shop.may_see(None)
+    assert shop.voter("anna") == shop.voter("bob") == shop.voter(None) != ""
+    assert len({bank.voter("anna"), bank.voter("bob"), bank.voter(None), root.voter("anna"), shop.voter("anna")}) == 5
+    assert root.voter(None) == ""
+
+
+STEERING = ["pause", "resume", "promote", "rollback"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("POST", "/v1/agent", ["ask"]),
+        ("POST", "/v1/chat/completions", ["ask"]),
+        ("POST", "/v1/feedback", ["feedback"]),
+        *(("POST", f"/v1/evolution/{order}", ["steer"]) for order in STEERING),
+        ("POST", "/v1/review/t", ["steer"]),
+        ("GET", "/v1/review/t", ["steer"]),
+        ("GET", "/v1/review", ["steer"]),
+        ("GET", "/v1/evolution", ["steer", "read"]),
+        ("GET", "/metrics", ["steer", "read"]),
+    ],
+)
+def test_a_route_is_refused_without_its_scope(method: str, path: str, needed: list[keys.Scope], tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    lacking = client(tmp_path, file.create("lacking", [s for s in keys.SCOPES if s not in needed]))
+    reply = lacking.request(method, path, json={} if method == "POST" else None)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "missing_scope")
+    for scope in needed:
+        allowed = client(tmp_path, file.create(f"with-{scope}", [scope]))
+        reply = allowed.request(method, path, json={} if method == "POST" else None)
+        assert reply.status_code not in (401, 403)
+    assert client(tmp_path, "pxl_other").request(method, path).status_code == 401
+
+
+def test_a_keys_rate_is_its_own(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    key, other = file.create("slow", ["feedback"], per_day=2), file.create("other", ["feedback"])
+    body = {"experience_id": "exp_1", "correct": True}
+    gateway = client(tmp_path)
+    statuses = [gateway.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {key}"}).status_code for _ in range(3)]
+    assert statuses == [404, 404, 429]  # there is no memory
+    assert gateway.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {other}"}).status_code == 404
