@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 
+import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
@@ -13,8 +15,12 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.metrics import correctness
+from pixelis.evolution.traffic_questions import TrafficQuestion
 from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
+
+Pictures = Sequence[ray.ObjectRef]
+"""A reference to the decoded pictures of a question by media id, or nothing."""
 
 
 class Canary:
@@ -44,9 +50,16 @@ class Canary:
         the engine rejects.
         """
         await self.ready()
+        return await self._judge(version, [(question, ()) for question in self.questions])
+
+    async def judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> dict[str, float | None]:
+        """Score of `version` by id of these questions of the traffic; as `judge`."""
+        return await self._judge(version, [(item.question, (ray.put(item.pictures),)) for item in items])
+
+    async def _judge(self, version: int, questions: Sequence[tuple[Question, Pictures]]) -> dict[str, float | None]:
         async with self.lock:
             await self.router.load(version)
-            rollouts = [asyncio.ensure_future(self._rollout(question, version)) for question in self.questions]
+            rollouts = [asyncio.ensure_future(self._rollout(question, version, pictures)) for question, pictures in questions]
             try:
                 groups = await asyncio.gather(*rollouts)
             finally:  # end the others after a failure, so that the next version is not loaded while they run
@@ -54,7 +67,7 @@ class Canary:
                     rollout.cancel()
             scored = await asyncio.to_thread(self._score, [group for group in groups if group is not None])
         scores = correctness(scored)
-        return {question.id: scores.get(question.id) for question in self.questions}
+        return {question.id: scores.get(question.id) for question, _ in questions}
 
     def _read(self) -> list[Question]:
         c = self.config.evolution.canary
@@ -65,12 +78,13 @@ class Canary:
             raise BadInput(message, code="unlabelled_canary", fix="use questions that have answers")
         return questions
 
-    async def _rollout(self, question: Question, version: int) -> Group | None:
+    async def _rollout(self, question: Question, version: int, pictures: Pictures) -> Group | None:
         d = self.config.dialogue
         greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, self.config.run.seed)
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
         has_operations = bool(self.config.toolbox.operations)
-        request = RolloutRequest(unlabelled, f"canary-{version}-{question.id}", 1, greedy, has_operations, d.max_turns)
+        name = f"canary-{version}-{question.id}"
+        request = RolloutRequest(unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures)
         try:
             group = (await self.router.rollout(request)).group
         except (DataFailure, BadInput):

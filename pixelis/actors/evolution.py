@@ -30,18 +30,21 @@ from pixelis.actors.promotion import Promotion
 from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
+from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import RateLimit, needs_review
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.review_queue import State
-from pixelis.evolution.shares import LargestShares, NearQuestions
+from pixelis.evolution.shares import LargestShares, NearQuestions, Source
+from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 
 TASK_COUNTS = (
-    "received", "handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over"
+    "received", "handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over",
+    "held_out",
 )  # fmt: skip
 """Tasks by outcome, beside those dropped from a full queue and those in review."""
 
@@ -52,8 +55,8 @@ class Evolution:
 
     ``generators`` serve; ``canary`` is a Generator that does not serve, required with ``evolution.canary.enabled``; ``store`` is
     the PolicyStore. Each is a handle or the actor's name in this namespace; with names, a restart does not depend on the process
-    that placed them. ``memory`` are names of shards. A restarted actor keeps reviews, approved tasks, audit log, alerts and the
-    promoted version, which are on disk; it loses other tasks and counts.
+    that placed them. ``memory`` are names of shards, ``scoring`` those for ``UpdateScoring``. A restarted actor keeps reviews,
+    approved tasks, audit log, alerts and the promoted version, which are on disk; it loses other tasks and counts.
     """
 
     def __init__(
@@ -63,17 +66,20 @@ class Evolution:
         store: ActorHandle | str,
         canary: ActorHandle | str | None = None,
         memory: Sequence[str] = (),
+        scoring: tuple[str, str] | None = None,
     ):
         e = config.evolution
         self.config, self.settings = config, e
         self.monitor = EvolutionMonitor(config, self._health)
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.review_queue = AsyncReviewQueue(config)
+        self.scoring = UpdateScoring(config, scoring)
         if e.canary.enabled and canary is None:
             raise BadConfig("the canary has no generator", fix="place one, or set evolution.canary.enabled=false")
         judge = Canary(config, actor_handle(canary)) if e.canary.enabled and canary is not None else None
         router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
-        self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note)
+        self.traffic = TrafficQuestions(e.canary)
+        self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, self.traffic)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
         self.questions = NearQuestions()
@@ -108,6 +114,7 @@ class Evolution:
         await self.promotion.open()
         await self._drop_withdrawn()
         for task, views in await self.review_queue.approved():
+            task = await self.scoring.score(task, views, None, None)
             if not await self._push(task, views, task.question_id, approved=True):
                 await self.review_queue.done([task])
         await self.monitor.note("start", "evolution", "start", "success", {"version": self.promotion.served})
@@ -148,14 +155,25 @@ class Evolution:
         if verdict is not None and self.collapse.add(verdict, prompt_key(task, question, arrays)):
             self.counts["collapsed"] += 1
             return False
+        task = await self.scoring.score(task, views[0], question, self.step if self.learning else None)
         if not self.queue.usable(task):
             self.counts["unusable"] += 1
             self.unusable += 1
             return False
         self.unusable = 0
         self.counts["received"] += 1
+        group = self._question_group(task, question, arrays)
+        if (
+            self.promotion.canary is not None
+            and question is not None
+            and self.traffic.hold_out(
+                task, question, Source(task.user, group), arrays, self.queue.shares.user_cap(time.monotonic())
+            )
+        ):
+            self.counts["held_out"] += 1
+            return True
         if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
-            return await self._push(task, arrays, self._question_group(task, question, arrays))
+            return await self._push(task, arrays, group)
         stored = await self.review_queue.put(task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1
         if task.experience_id in self.forgotten:  # forgotten while it was being stored
@@ -189,10 +207,16 @@ class Evolution:
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
 
+        def contradicts(label: str) -> bool:
+            other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
+            return other_answer if feedback.correct is None else not feedback.correct
+
         def wrong(item: QueuedTask) -> bool:
-            other_answer = feedback.answer is not None and not agrees(feedback.answer, item.task.pseudo_label)
-            called_wrong = other_answer if feedback.correct is None else not feedback.correct
-            return called_wrong and item.task.experience_id == experience_id
+            return item.task.experience_id == experience_id and contradicts(item.task.pseudo_label)
+
+        held_out = next((item for item in self.traffic.items if item.experience_id == experience_id), None)
+        if held_out is not None and contradicts((held_out.question.answers or [""])[0]):
+            self.traffic.forget([experience_id])
 
         async with self.changed:
             removed = self.queue.remove(wrong)
@@ -207,7 +231,7 @@ class Evolution:
         self.forgotten.extend(ids - {""})
         async with self.changed:
             removed = self.queue.remove(lambda item: item.task.experience_id in ids)
-        return len(removed) + await self.review_queue.forget(experience_ids)
+        return len(removed) + self.traffic.forget(experience_ids) + await self.review_queue.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
         """Health metrics that only a gateway knows, such as p99_latency and faiss_failure_rate; ``source`` names the gateway."""
@@ -316,6 +340,7 @@ class Evolution:
         await self.review_queue.done(tasks)
         if not skipped:
             self.queue.shares.learnt(sources)
+        await self.scoring.advance(step)
         promoted = version is not None and await self.candidate(version)
         async with self.changed:
             self.counts["skipped" if skipped else "updates"] += 1
@@ -438,7 +463,13 @@ class Evolution:
         if approve and (self.draining or self.stopped):  # the decision would be stored but never learnt from
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
         decided, approved = await self.review_queue.decide(id, approve, reviewer or by, comment, answer)
-        queued = approved is not None and await self._push(*approved, approved[0].question_id, approved=True)
+        queued = False
+        if approved is not None:
+            task, views = approved
+            task = await self.scoring.score(task, views, None, None)
+            queued = self.queue.usable(task) and await self._push(task, views, task.question_id, approved=True)
+            if not queued:
+                await self.review_queue.done([task])
         state = "approved" if approve else "rejected"
         if decided:
             self.counts[state] += 1

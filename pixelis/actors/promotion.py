@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
 from pixelis.evolution.canary import Decision, PromotionHistory, Scores
+from pixelis.evolution.traffic_questions import MIN_QUESTIONS, TrafficQuestion, TrafficQuestions, judge_traffic
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
@@ -36,8 +37,17 @@ class Promotion:
     its next step, None when ``base`` is promoted. Without a canary every candidate is promoted.
     """
 
-    def __init__(self, config: Config, store: ActorHandle, router: GeneratorRouter, canary: Canary | None, note: AuditWriter):
+    def __init__(
+        self,
+        config: Config,
+        store: ActorHandle,
+        router: GeneratorRouter,
+        canary: Canary | None,
+        note: AuditWriter,
+        traffic: TrafficQuestions | None = None,
+    ):
         self.config, self.store, self.router, self.canary, self.note = config, store, router, canary, note
+        self.traffic = traffic
         self.generators: list[str] = []
         self.served = 0
         self.candidate: int | None = None
@@ -134,7 +144,25 @@ class Promotion:
             raise unwrap_ray_error(error) or error from error
         decision = self.history.judge_candidate(scores)
         await self._record_judgement(version, decision, "promote" if decision.promote else "refuse")
+        if decision.promote and self.traffic is not None and len(self.traffic.items) >= MIN_QUESTIONS:
+            decision = await self._judge_traffic(version, decision, self.traffic.items)
         return decision, scores
+
+    async def _judge_traffic(self, version: int, decision: Decision, items: Sequence[TrafficQuestion]) -> Decision:
+        """Compare the version with the served one on questions of the traffic; ``decision`` unless it is refused."""
+        assert self.canary is not None
+        served = self.served
+        try:
+            scores = await self.canary.judge_traffic(version, items)
+            reference = await self.canary.judge_traffic(served, items)
+        except RayError as error:
+            raise unwrap_ray_error(error) or error from error
+        on_traffic = judge_traffic(scores, reference, self.config.evolution.canary, served)
+        result = "success" if not on_traffic.fell else "refused"
+        await self.note("canary", "canary", "judge_traffic", result, {"version": version, **asdict(on_traffic)})
+        if not on_traffic.fell:
+            return decision
+        return replace(on_traffic, reason="traffic_fell_significantly")
 
     async def _record_judgement(self, version: int, decision: Decision, outcome: str) -> None:
         details = {"version": version, "decision": outcome, **asdict(decision)}

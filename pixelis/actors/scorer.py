@@ -52,10 +52,16 @@ class Scorer:
         """Answers when alive."""
         return "ok"
 
-    def score(self, group: Group, step: int | None = None, states: dict[str, Sequence[Sequence[float]]] | None = None) -> Group:
+    def score(
+        self,
+        group: Group,
+        step: int | None = None,
+        states: dict[str, Sequence[Sequence[float]]] | None = None,
+        truths: Sequence[str] | None = None,
+    ) -> Group:
         """The group with terms and reward, or the cause of being unscored, on each trajectory; see ``Grader.score``."""
         started = time.monotonic()
-        scored = self.grader.score(group, step, states=states)
+        scored = self.grader.score(group, step, states, truths)
         count("scorer/groups")
         count("scorer/seconds", time.monotonic() - started)
         for cause, episodes in Counter(t.unscored for t in scored.trajectories if t.unscored).items():

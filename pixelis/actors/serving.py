@@ -67,7 +67,8 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
                 placed.canary = cluster.spawn(Generator, *arguments, name=name, **reservations.inside(group, children=True))
             placed.names["evolution"] = [f"{prefix}-evolution"]
             # Names, not handles: arguments with a handle live in the object store, and their loss would prevent a restart.
-            evolution = (config, actors.names, actors.store_name, name, placed.names.get("memory", []))
+            scoring = (f"{actors.name}-scorer-0", f"{actors.name}-states-0") if config.rewards.needs_scorer else None
+            evolution = (config, actors.names, actors.store_name, name, placed.names.get("memory", []), scoring)
             placed.evolution = cluster.spawn(Evolution, *evolution, name=f"{prefix}-evolution")
         roles = {
             "memory shard": placed.memory,

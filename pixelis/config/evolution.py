@@ -60,6 +60,12 @@ class CanaryConfig(Section):
         "cards:?split=validation&seed=11", description="labelled questions on which a candidate must not be worse"
     )
     count: int = Field(128, ge=2, description="number of questions")
+    traffic: int = Field(
+        32, ge=0, description="number of confident requests beside them on which a candidate must not be clearly worse; 0: none"
+    )
+    traffic_share: float = Field(
+        0.0625, gt=0, le=1, description="share of the confident tasks that is held out from learning to be such a request"
+    )
     every: int = Field(4, ge=1, description="updates between candidates")
     tolerance: float = Field(0.02, ge=0, le=1, description="maximum accepted drop of accuracy")
     sigma: float = Field(

@@ -247,6 +247,11 @@ class RewardsConfig(Section):
         """Whether scores depend on earlier scores."""
         return bool(self.normalise.terms) or self.learns_dynamics
 
+    @property
+    def needs_scorer(self) -> bool:
+        """Whether only a Scorer actor can score: with its state, or with vectors of the embedder."""
+        return self.stateful or self.needs_states
+
     @model_validator(mode="after")
     def _consistent(self) -> RewardsConfig:
         penalties = {"efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong"}

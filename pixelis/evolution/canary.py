@@ -23,7 +23,7 @@ MIN_QUESTIONS = 2
 MAX_HISTORY = 64
 ROUNDING = 1e-9
 
-Reason = Literal["not_worse", "within_tolerance", "fell", "fell_significantly", "too_few_questions"]
+Reason = Literal["not_worse", "within_tolerance", "fell", "fell_significantly", "traffic_fell_significantly", "too_few_questions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Decision:
     @property
     def fell(self) -> bool:
         """True when there is evidence of a fall; too few questions are no evidence."""
-        return self.reason in ("fell", "fell_significantly")
+        return self.reason in ("fell", "fell_significantly", "traffic_fell_significantly")
 
 
 def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None) -> Decision:

@@ -26,14 +26,17 @@ def make_task(
 ) -> UpdateTask | None:
     """The update task of a served group, or None when the gate is closed.
 
+    With ``rewards.needs_scorer`` the trajectories are left unscored: the Scorer actor scores them, see ``as_question_group``.
+
     Each *sampled* trajectory is scored by its own answer against the verdict's, with the reward terms of rft. True answers are
     removed first, so that labels cannot leak. Inline pictures are removed: a data URL would travel once per sample. ``now`` in
     seconds since the epoch; ``user`` is a pseudonym. Source: TTRL (arXiv 2504.16084), section 3.
     """
     if verdict.answer is None or not gate(verdict, evolution):
         return None
-    trajectories = []
-    for trajectory in score_group(_without_labels(group), rewards, truths=[verdict.answer]).trajectories:
+    unscored, trajectories = _without_labels(group), []
+    scored = unscored if rewards.needs_scorer else score_group(unscored, rewards, truths=[verdict.answer])
+    for trajectory in scored.trajectories:
         images = [i.model_copy(update={"uri": ""}) if i.uri.startswith("data:") else i for i in trajectory.images]
         trajectories.append(trajectory.model_copy(update={"images": images}))
     return UpdateTask(
@@ -51,9 +54,17 @@ def relabel(task: UpdateTask, question: Question, label: str, rewards: RewardsCo
     """The task scored against a reviewer's label; id and confidence stay. Raises BadInput ``blank_answer``."""
     if not canonical(label):
         raise BadInput("a blank answer is no label", code="blank_answer", fix="give the right answer, or reject the update")
-    group = as_group(task).model_copy(update={"question": question.model_copy(update={"id": task.question_id})})
-    scored = score_group(_without_labels(group), rewards, truths=[label])
+    group = as_question_group(task, question)
+    scored = group if rewards.needs_scorer else score_group(group, rewards, truths=[label])
     return task.model_copy(update={"trajectories": scored.trajectories, "pseudo_label": label})
+
+
+def as_question_group(task: UpdateTask, question: Question | None) -> Group:
+    """The task as an unscored group of its question, without labels; the question is empty if unknown."""
+    group = as_group(task)
+    if question is not None:
+        group = group.model_copy(update={"question": question.model_copy(update={"id": task.question_id})})
+    return _without_labels(group)
 
 
 def _without_labels(group: Group) -> Group:

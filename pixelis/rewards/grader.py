@@ -65,8 +65,9 @@ class Grader:
         group: Group,
         step: int | None = None,
         states: Mapping[str, States] | None = None,
+        truths: Sequence[str] | None = None,
     ) -> Group:
-        """A scored copy of a complete group; see ``pixelis.rewards.terms.score_group``.
+        """A scored copy of a complete group; see ``pixelis.rewards.terms.score_group``, also for ``truths``.
 
         ``step`` is the group's training step; without it (evaluation, traffic) the state does not learn from the group.
         ``states`` are an embedder's vectors by trajectory id: one before the first policy turn and one after each.
@@ -77,8 +78,9 @@ class Grader:
             group,
             self.settings,
             self.services,
-            group.question.answers or [],
+            list(truths if truths is not None else group.question.answers or []),
             self.step + 1 if step is None else step,
+            pseudo=truths is not None,
             states=states or {},
             dynamics=dynamics,
             mixture=mixture,

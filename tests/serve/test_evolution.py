@@ -248,6 +248,14 @@ def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> Non
     assert ray.get(evolution.stats.remote())["unusable"] == 2
 
 
+def test_a_service_that_can_learn_nothing_raises_an_alert(place: Callable[..., Placed]) -> None:
+    placed = place("evolution.alerts.every_s=0.05")
+    assert not any(submit(placed.actor, *(f"task{i}" for i in range(16)), rewards=(None, None)))
+    give_up = time.monotonic() + 60
+    while "unusable_tasks" not in [alert["metric"] for alert in placed.call("alerts")]:
+        assert time.monotonic() < give_up
+
+
 def test_waiting_for_traffic_blocks_no_other_call(evolution: ActorHandle) -> None:
     waiting = evolution.next_batch.remote(0, 1, 0)
     with pytest.raises(GetTimeoutError):

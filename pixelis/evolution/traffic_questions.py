@@ -1,0 +1,87 @@
+"""Traffic-shaped questions of the canary: confident, diverse requests that are held out from learning.
+
+The labelled questions of the canary cover what must not be forgotten; these cover what callers ask. A candidate that contradicts
+the votes that elected their answers, more often than the served version does, was taught by other traffic than theirs. They live
+in memory: a restarted service collects new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pixelis.config import CanaryConfig
+from pixelis.evolution.canary import Decision, Scores, compare
+from pixelis.evolution.privacy import is_redacted
+from pixelis.evolution.shares import Source
+from pixelis.records import Question, UpdateTask
+
+MIN_CONFIDENCE = 0.85
+MIN_QUESTIONS = 8
+"""With fewer questions candidates are not judged by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficQuestion:
+    """A question with its elected answer, and the uint8 pictures that the policy saw by media id."""
+
+    question: Question
+    pictures: dict[str, np.ndarray]
+    source: Source
+    experience_id: str
+
+
+class TrafficQuestions:
+    """At most ``canary.traffic`` questions, the newest: one of each group of near-identical ones, and few of one user."""
+
+    def __init__(self, config: CanaryConfig):
+        self.config = config
+        self.items: list[TrafficQuestion] = []
+
+    def hold_out(
+        self, task: UpdateTask, question: Question, source: Source, views: Mapping[str, Sequence[np.ndarray]], user_cap: float
+    ) -> bool:
+        """Take ``canary.traffic_share`` of the confident tasks; True if this one was taken and must not be learnt from.
+
+        ``user_cap`` is the share of the questions that one user may have. A redacted question is not the one that was answered.
+        """
+        limit = self.config.traffic
+        if not limit or task.confidence < MIN_CONFIDENCE or _fraction(task.id) >= self.config.traffic_share:
+            return False
+        users = Counter(item.source.user for item in self.items)
+        if users[source.user] >= math.ceil(user_cap * limit) or any(
+            item.source.question == source.question for item in self.items
+        ):
+            return False
+        first = task.trajectories[0]
+        seen = {image.id: view for image, view in zip(first.images, views.get(first.id, ()), strict=False)}
+        if is_redacted(question.question + task.pseudo_label) or not all(media.id in seen for media in question.media):
+            return False
+        media = [m.model_copy(update={"height": seen[m.id].shape[0], "width": seen[m.id].shape[1]}) for m in question.media]
+        asked = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})
+        pictures = {m.id: seen[m.id] for m in media}
+        self.items = [*self.items, TrafficQuestion(asked, pictures, source, task.experience_id)][-limit:]
+        return True
+
+    def forget(self, experience_ids: Sequence[str]) -> int:
+        """Remove the questions of these experiences; returns their number."""
+        kept = [item for item in self.items if item.experience_id not in experience_ids]
+        removed, self.items = len(self.items) - len(kept), kept
+        return removed
+
+
+def judge_traffic(candidate: Scores, served: Scores, config: CanaryConfig, against: int) -> Decision:
+    """Compare a candidate with the served version on traffic questions.
+
+    Their answers are votes, not truths, so that a few changes prove nothing: only a significant fall refuses the candidate.
+    """
+    return compare(candidate, served, config.model_copy(update={"tolerance": 1.0}), against)
+
+
+def _fraction(task_id: str) -> float:
+    return int.from_bytes(hashlib.sha256(f"traffic {task_id}".encode()).digest()[:8], "big") / 2**64

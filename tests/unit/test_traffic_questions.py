@@ -1,0 +1,66 @@
+"""Traffic questions of the canary: confident, diverse, of many users, and what they refuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pixelis.config import load
+from pixelis.evolution.shares import Source
+from pixelis.evolution.traffic_questions import TrafficQuestions, judge_traffic
+from pixelis.records import ImageView, Media, Question, Trajectory, UpdateTask
+
+CONFIG = load(None, ["evolution.canary.traffic=8", "evolution.canary.traffic_share=1"]).evolution.canary
+
+
+def offer(
+    questions: TrafficQuestions, number: int, user: str = "anna", group: str = "", text: str = "which?", confidence: float = 1.0
+) -> bool:
+    image = ImageView(id="img0", source_size=(40, 30), view_size=(8, 6))
+    trajectory = Trajectory(id=f"t{number}", question_id="q", group_id="g", images=[image])
+    task = UpdateTask(
+        id=f"task{number}",
+        question_id="q",
+        trajectories=[trajectory],
+        pseudo_label="7",
+        confidence=confidence,
+        created_at=0.0,
+        experience_id=f"exp{number}",
+    )
+    question = Question(id="q", question=text, media=[Media(id="img0", uri="sha256:x", width=40, height=30)])
+    views = {trajectory.id: [np.zeros((6, 8, 3), np.uint8)]}
+    return questions.hold_out(task, question, Source(user, group or f"group{number}"), views, 0.25)
+
+
+def test_confident_questions_of_several_users_are_held_out_once_each() -> None:
+    questions = TrafficQuestions(CONFIG)
+    assert not offer(questions, 0, confidence=0.8)
+    assert not offer(questions, 0, text="mail [EMAIL_3f9c21]")
+    assert offer(questions, 0, group="same")
+    assert not offer(questions, 1, user="bob", group="same")
+    assert [offer(questions, 2 + i) for i in range(4)] == [True, False, False, False]  # a quarter of eight from one user
+    for number in range(10, 40):
+        offer(questions, number, user=f"user{number % 7}")
+    assert len(questions.items) == 8
+    assert max(Counter(item.source.user for item in questions.items).values()) <= 2
+    (first, *_) = questions.items
+    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (["7"], 8, (6, 8, 3))
+    assert questions.forget([first.experience_id, "other"]) == 1
+    assert len(questions.items) == 7
+
+
+def test_a_share_of_the_tasks_is_held_out() -> None:
+    config = CONFIG.model_copy(update={"traffic": 1000, "traffic_share": 0.0625})
+    questions = TrafficQuestions(config)
+    held = sum(offer(questions, number, user=f"user{number}") for number in range(1000))
+    assert 30 <= held <= 100
+    assert not TrafficQuestions(config.model_copy(update={"traffic": 0})).items
+
+
+@pytest.mark.parametrize(("wrong", "fell"), [(0, False), (1, False), (3, False), (8, True), (32, True)])
+def test_only_a_significant_fall_refuses(wrong: int, fell: bool) -> None:
+    served = {f"q{i}": 1.0 for i in range(32)}
+    candidate = {name: float(i >= wrong) for i, name in enumerate(served)}
+    assert judge_traffic(candidate, served, CONFIG, 0).fell is fell
