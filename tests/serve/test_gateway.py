@@ -156,7 +156,7 @@ def test_requests_without_the_key_are_refused(deployed: Deployed, header: Any) -
         ):
             assert response.status_code == 401
             error_of(response)
-        assert client.get("/healthz").json() == {"status": "ok", "generators": 2}
+        assert client.get("/healthz").json() == {"status": "ok", "generators": 2, "memory": "ok"}
 
 
 def test_the_key_is_in_no_log(deployed: Deployed) -> None:
