@@ -298,9 +298,10 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=60)
     assert len(batch.groups) == len(batch.views) == 2
     for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
-        assert [t.reward for t in group.trajectories] == [1, 1, 1, 0]
+        rewards = [t.reward for t in group.trajectories]
+        assert sorted(rewards) == [0, 1, 1, 1]  # a full queue keeps a task of another user, whose votes came in another order
         assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
-        assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
+        assert group.trajectories[rewards.index(0)].advantage < 0 < group.trajectories[0].advantage
         assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
     version = publish(0.25)
     ray.get(deployed.evolution.step_done.remote(0, version))
