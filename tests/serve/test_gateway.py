@@ -289,8 +289,8 @@ def test_only_confident_on_policy_answers_become_updates(deployed: Deployed) -> 
 def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     """The learner gets scored groups with advantages and views; afterwards replies carry the new version."""
     before = deployed.stats()
-    for _ in range(4):  # as many as the queue holds, so that those of other tests are dropped
-        deployed.ask("say 7,7,7,8")
+    for i in range(4):  # as many as the queue holds, of one user each, so that those of other tests are dropped
+        deployed.ask("say 7,7,7,8", user=f"voter {i}")
     assert until(lambda: deployed.stats()["received"] == before["received"] + 4)
     assert deployed.stats()["queue"] == 4
     assert deployed.stats()["dropped"] == before["dropped"] + before["queue"]
@@ -298,10 +298,9 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=60)
     assert len(batch.groups) == len(batch.views) == 2
     for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
-        rewards = [t.reward for t in group.trajectories]
-        assert sorted(rewards) == [0, 1, 1, 1]  # a full queue keeps a task of another user, whose votes came in another order
+        assert [t.reward for t in group.trajectories] == [1, 1, 1, 0]
         assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
-        assert group.trajectories[rewards.index(0)].advantage < 0 < group.trajectories[0].advantage
+        assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
         assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
     version = publish(0.25)
     ray.get(deployed.evolution.step_done.remote(0, version))
