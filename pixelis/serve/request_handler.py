@@ -31,7 +31,19 @@ def signed(format: Callable[..., ReplyFormat], config: Config, body: Any, starte
     body.user = caller.owner(user)
     reply_format = format(config, body, started)
     reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
+    reply_format.caller = caller
     return reply_format
+
+
+def shown_to(caller: Caller, answer: Answer) -> Answer:
+    """The answer as its caller may see it: of another key's experiences, only how they weighed for the verdict."""
+    hidden = {n.experience.id for n in answer.neighbours if not caller.may_see(n.experience.user)}
+    if not hidden:
+        return answer
+    votes = [vote.model_copy(update={"id": "", "answer": None}) if vote.id in hidden else vote for vote in answer.verdict.votes]
+    # The weights and the strategies' answers would spell out the hidden answers.
+    verdict = answer.verdict.model_copy(update={"votes": votes, "answer_weights": {}, "strategies": {}})
+    return dataclasses.replace(answer, verdict=verdict)
 
 
 async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: float) -> Response:
@@ -96,7 +108,7 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
     """Count the answer, build its reply and cache it."""
     partial = answer.verdict.partial
     state.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
-    reply = await reply_format.reply(state.agent, answer)
+    reply = await reply_format.reply(state.agent, shown_to(reply_format.caller, answer))
     # With all shards available, or after the cold start, the answer may differ. A disk that refuses now may store later.
     lasting = not partial and not answer.cold_start and answer.remembered in ("yes", "no")
     if reply_format.cache_key is not None and lasting:

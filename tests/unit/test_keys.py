@@ -17,10 +17,13 @@ from fastapi.testclient import TestClient
 from pixelis.config import load
 from pixelis.errors import BadConfig
 from pixelis.jobs import keys as job
+from pixelis.records import Experience, Group, Neighbour, Question, Trajectory, Verdict, Vote
 from pixelis.serve import app, keys
 from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import Answer
 from pixelis.serve.gateway import create_app
 from pixelis.serve.keys import Caller, KeyFile, Keys, digest
+from pixelis.serve.request_handler import shown_to
 from pixelis.serve.state import GatewayState
 
 
@@ -186,3 +189,34 @@ def test_a_keys_rate_is_its_own(tmp_path: Path) -> None:
     statuses = [gateway.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {key}"}).status_code for _ in range(3)]
     assert statuses == [404, 404, 429]  # there is no memory
     assert gateway.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {other}"}).status_code == 404
+
+
+def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:
+    shop, reader = Caller(name="shop", scopes=frozenset({"ask"})), Caller(name="reader", scopes=frozenset({"read"}))
+    question = Question(id="q", question="which?", task="serve", split="serve")
+    winner = Trajectory(id="t", question_id="q", group_id="g")
+    neighbours, votes = [], [Vote(answer="4", id="t")]
+    for id, owner, text in (("own", shop.owner("anna"), "4"), ("other", Caller(name="bank").owner("anna"), "secret")):
+        verdict = Verdict(answer=text, confidence=1.0, strategy="weighted")
+        experience = Experience(
+            id=id, question=question, trajectory=winner, verdict=verdict, user=owner, policy_version=1, created_at=1.0
+        )
+        neighbours.append(Neighbour(experience=experience, similarity=0.9))
+        votes.append(Vote(answer=text, source="neighbour", id=id, weight=0.5))
+    verdict = Verdict(
+        answer="4",
+        confidence=0.7,
+        strategy="ensemble",
+        votes=votes,
+        answer_weights={"4": 1.5, "secret": 0.5},
+        strategies={"majority": "secret"},
+    )
+    group = Group(id="g", question=question, trajectories=[winner])
+    answer = Answer(verdict, group, winner, None, neighbours=neighbours)
+    shown = shown_to(shop, answer).verdict
+    assert "secret" not in shown.model_dump_json()
+    assert [(v.id, v.answer, v.weight) for v in shown.votes] == [("t", "4", 1.0), ("own", "4", 0.5), ("", None, 0.5)]
+    assert (shown.answer, shown.confidence) == ("4", 0.7)
+    assert answer.verdict.votes[2].answer == "secret"
+    assert shown_to(reader, answer) is answer
+    assert shown_to(Caller(), answer) is answer

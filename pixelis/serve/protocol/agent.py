@@ -11,6 +11,7 @@ from pixelis.config import Config
 from pixelis.records import ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
 from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
 
@@ -77,7 +78,7 @@ class AgentFormat:
     """The ReplyFormat of ``/v1/agent``. A stream is an ``event: turn`` per turn, then ``event: answer`` or ``event: error``."""
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
-        self.started, self.model = started, model_name(config)
+        self.caller, self.started, self.model = Caller(), started, model_name(config)
         if request.samples is not None and request.samples > config.serve.samples:
             raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
         if request.max_turns is not None and request.max_turns > config.dialogue.max_turns_test:

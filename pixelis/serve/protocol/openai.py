@@ -13,6 +13,7 @@ from pixelis.config import Config
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
 
@@ -265,7 +266,7 @@ class ChatFormat:
     """
 
     def __init__(self, config: Config, request: ChatRequest, started: float):
-        self.started, self.model = started, model_name(config)
+        self.caller, self.started, self.model = Caller(), started, model_name(config)
         if request.model not in (self.model, config.policy.model):
             raise unknown_model(request.model, self.model)
         self.stream = bool(request.stream)

@@ -15,6 +15,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
 from pixelis.serve.cache import key_of
+from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
@@ -41,9 +42,10 @@ class QuestionBody(Protocol):
 class ReplyFormat(Protocol):
     """A validated request and the format of its reply.
 
-    ``cache_key`` is None if the request does not repeat. ``stream``: the reply is sent as server-sent events.
+    ``caller`` sends the request. ``cache_key`` is None if it does not repeat. ``stream``: the reply is a server-sent stream.
     """
 
+    caller: Caller
     query: AgentQuery
     cache_key: str | None
     stream: bool
