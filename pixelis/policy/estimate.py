@@ -303,7 +303,7 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
             out.append(_turns_fit(device, c.engine.gpu_memory_utilization, gpu_bytes))
     if job == "rft":
-        shares, store = storage.parts(c, storage.version_bytes(c, arch)), c.cluster.object_store_bytes
+        shares, store = storage.parts(c, storage.version_bytes(c, arch), job), c.cluster.object_store_bytes
         short = store is not None and sum(shares.values()) > store
         message = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store and short else ""
         out.append(Finding("note" if short else "ok", "object store", f"at most {_format_parts(shares)}{message}"))

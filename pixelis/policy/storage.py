@@ -22,9 +22,10 @@ RESERVE = 1.3
 """Factor for what is not counted: copies in transfer, and results of operations that wait for their caller."""
 
 
-def kept_versions(c: config.Config) -> int:
-    """Versions that the policy store keeps at most: the newest, those to roll back to, and the one that is published."""
-    return c.policy_store.newest(c.policy.full) + c.policy_store.promoted(c.policy.full) + 1
+def kept_versions(c: config.Config, job: str) -> int:
+    """Versions that the policy store keeps at most: the newest and the one that is published; a service's older promoted ones."""
+    older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0  # in training every version is promoted
+    return c.policy_store.newest(c.policy.full) + older + 1
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
@@ -39,7 +40,7 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
     return adapter_bytes(arch.shapes(c.policy.lora.targets), arch.ranks(c.policy.lora))
 
 
-def parts(c: config.Config, version: int) -> dict[str, int]:
+def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
     """Bytes in the object stores of all nodes at most, by part. version: bytes of one.
 
     - versions: those that the policy store keeps.
@@ -53,7 +54,7 @@ def parts(c: config.Config, version: int) -> dict[str, int]:
     crops = max(0, min(d.max_turns, d.max_images) - 1) * r.group_size
     group = (d.input.max_pixels + crops * d.crop.max_pixels) * PIXEL_BYTES
     out = {
-        "versions": kept_versions(c) * version,
+        "versions": kept_versions(c, job) * version,
         "views": (running + r.prompts_per_step) * group,
         "pictures": running * PICTURE_PIXELS * PIXEL_BYTES,
         "replay": r.replay.max_bytes if r.replay.capacity else 0,
@@ -73,7 +74,7 @@ def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[s
     evaluated = (job == "rft" and c.rft.evaluate_every) or (job == "sft" and c.sft.evaluate_every)
     kept = c.learner.keep + bool(evaluated) + 1
     out = {"checkpoints": kept * (3 + has_reference + has_average) * trained}
-    return out if job == "sft" else out | {"versions": kept_versions(c) * version}
+    return out if job == "sft" else out | {"versions": kept_versions(c, job) * version}
 
 
 def needed_bytes(c: config.Config) -> tuple[int, int]:
@@ -84,4 +85,4 @@ def needed_bytes(c: config.Config) -> tuple[int, int]:
     from pixelis.policy.architecture import Architecture, learner_dtype
 
     version = version_bytes(c, Architecture(c.policy.model, learner_dtype(c.policy, c.learner.gpus > 0)))
-    return max(MIN_BYTES, int(RESERVE * sum(parts(c, version).values()))), version
+    return max(MIN_BYTES, int(RESERVE * sum(parts(c, version, "serve").values()))), version

@@ -21,8 +21,9 @@ from pixelis.config import Config, load
 from pixelis.datasets import cards
 from pixelis.jobs import evaluate, rft, sft, ttrl
 from pixelis.jobs.driver import Stopped, stop_file
-from pixelis.policy import checkpoint
+from pixelis.policy import checkpoint, storage
 from pixelis.policy.adapters import load_adapter
+from pixelis.policy.architecture import Architecture, learner_dtype
 from pixelis.records import Demonstration, Group, Media
 from pixelis.telemetry import events, lineage
 
@@ -53,6 +54,7 @@ TTRL = [
     # The agreement never rises by 1, so that the run ends as soon as two steps can be compared.
     *("ttrl.samples=4", "ttrl.patience=1", "ttrl.min_gain=1", "evaluate.sampling.temperature=1"),
     *("rft.evaluate_every=2", "evaluate.questions=8", "telemetry.tensorboard=true", "telemetry.trajectories=3"),
+    *("learner.checkpoint_every=1", "learner.keep=2", "policy_store.keep=2"),
 ]
 
 
@@ -105,8 +107,8 @@ def sft_stopped_after(steps: int, config: Config) -> Path | None:
 
 
 def losses(folder: Path, kind: str) -> dict[int, float]:
-    rows = events.read(folder, kind)
     """Return step -> loss; check that every step is logged once and in order."""
+    rows = events.read(folder, kind)
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return {row["step"]: row["policy/loss"] for row in rows}
 
@@ -218,6 +220,20 @@ def test_scrambled_truths_leave_ttrl_bitwise_the_same_from_file_to_weights(
         assert json.loads((folder / "ttrl.json").read_text())["pass@1"] is not None
     assert adapters[0] == adapters[1]
     assert accuracies[0] != accuracies[1]  # the truths are measured, and nothing else
+
+
+def test_a_run_takes_the_disk_that_its_dry_run_estimates(ttrl_run: tuple[Path, str]) -> None:
+    folder, _ = ttrl_run
+    config = load(None, [*TTRL, f"run.dir={folder}"])
+    arch = Architecture(config.policy.model, learner_dtype(config.policy, gpu=False))
+    sizes = storage.version_bytes(config, arch), storage.trained_bytes(config, arch)
+    estimate = storage.disk_parts(config, *sizes, "rft")
+    for name, estimated_count in (("checkpoints", config.learner.keep + 2), ("versions", (config.policy_store.keep or 0) + 1)):
+        kept = [path for path in (folder / name).iterdir() if path.is_dir()]
+        written = sum(file.stat().st_size for path in kept for file in path.rglob("*") if file.is_file())
+        assert len(kept) >= 2
+        # The estimate counts one more, which exists while it is written, and the best checkpoint, which may be among the newest.
+        assert written == pytest.approx(estimate[name] * len(kept) / estimated_count, rel=0.15)
 
 
 def test_rollouts_after_sft_are_exactly_on_policy(ttrl_run: tuple[Path, str]) -> None:

@@ -25,13 +25,15 @@ def node(gigabytes: float, alive: bool = True) -> dict[str, Any]:
 def test_the_parts_follow_the_recipe() -> None:
     keys = "rft.prompts_per_step=10 rft.group_size=4 dialogue.max_turns=3 dialogue.max_images=8 rft.max_off_policy_steps=2"
     c = load(None, [*keys.split(), "dialogue.input.max_pixels=5000", "dialogue.crop.max_pixels=4096"])
-    shares = storage.parts(c, 1_000)
-    assert shares["versions"] == 12_000
+    shares = storage.parts(c, 1_000, "rft")
+    assert shares["versions"] == 9_000
     assert shares["views"] == 40 * 3 * (5_000 + 2 * 4 * 4096)
     assert shares["pictures"] == 30 * 3 * storage.PICTURE_PIXELS
     assert "replay" not in shares
-    assert storage.parts(load(None, ["policy.full=true"]), 1_000)["versions"] == 7_000
-    assert storage.parts(load(None, ["policy.full=true", "policy_store.keep=1"]), 1_000)["versions"] == 3_000
+    full = ["policy.full=true"]
+    assert storage.parts(load(None, full), 1_000, "rft")["versions"] == 4_000
+    assert storage.parts(load(None, full), 1_000, "serve")["versions"] == 7_000
+    assert storage.parts(load(None, [*full, "policy_store.keep=1"]), 1_000, "serve")["versions"] == 3_000
 
 
 def test_a_version_is_the_adapter_or_all_parameters() -> None:
@@ -72,7 +74,7 @@ def test_the_disk_of_a_run_is_estimated_from_its_checkpoints_and_versions(tmp_pa
         trainer.save(tmp_path, name=step)
     trainer.close()
     c = load(None, ["learner.keep=2", "rft.loss.kl=0.1", "rft.evaluate_every=0", "policy_store.keep=4"])
-    for number in range(storage.kept_versions(c)):
+    for number in range(storage.kept_versions(c, "rft")):
         save_adapter(adapter, tmp_path / "versions" / f"v{number:06d}")
     parts = storage.disk_parts(c, adapter.nbytes, adapter.nbytes, "rft")
     written = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in parts}
