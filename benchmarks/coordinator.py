@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -89,10 +90,9 @@ def measure(episodes: int, seconds: float, group_s: float, tokens: int) -> Resul
         )
         generators = [ScriptedGenerator.remote(group_s, tokens) for _ in range(GENERATORS)]
         scorers = [AlternatingScorer.remote()]
-        before = {p.pid for p in psutil.process_iter()}
         coordinator = Coordinator.options(num_cpus=0).remote(config, generators, scorers)
         ray.get(coordinator.begin.remote(0, {}, 0))
-        process = next(p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and _is_coordinator(p))
+        process = psutil.Process(ray.get(coordinator.__ray_call__.remote(lambda _: os.getpid())))
         step = 0
 
         def take(until: float) -> int:
@@ -115,10 +115,6 @@ def measure(episodes: int, seconds: float, group_s: float, tokens: int) -> Resul
             ray.kill(actor)
     cpu_s = used.user + used.system - cpu.user - cpu.system
     return Result(1e3 * cpu_s / groups, groups / spent, early / 1e6, late / 1e6)
-
-
-def _is_coordinator(process: psutil.Process) -> bool:
-    return bool(process.info["cmdline"]) and process.info["cmdline"][0].startswith("ray::Coordinator")
 
 
 def main() -> None:

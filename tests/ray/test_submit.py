@@ -186,6 +186,7 @@ COMMANDS = {
     "operate": "operate {root}/pixelis/serve/page/example.jpg zoom_in box=0.2,0.2,0.5,0.5 --out {tmp}/operated",
     "audit": "audit --help",
     "export": "export --help",
+    "keys": "keys create {tmp} shop",
     "lineage": "lineage {tmp}/synthesized",
     "doctor": "doctor --help",
     "recipes": "recipes",

@@ -47,7 +47,7 @@ class RecordingEvolution:
         self.tasks.append((task, await views[0], verdict, question))
         return True
 
-    async def feedback(self, experience_id: str, feedback: Feedback) -> None:
+    async def feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
         self.feedbacks.append((experience_id, feedback))
 
     async def received(self) -> tuple[list[Any], list[Any]]:
