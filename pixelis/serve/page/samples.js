@@ -151,10 +151,15 @@ export class Samples {
 export function parseTurn(text) {
   const thoughtEnd = text.indexOf("</think>");
   const body = thoughtEnd < 0 ? text : text.slice(thoughtEnd + 8);
-  const answer = [...body.matchAll(ANSWER)].at(-1)?.[1].trim() ?? boxed(body);
+  const answer = [...body.matchAll(ANSWER)].at(-1)?.[1].trim() ?? boxed(body) ?? answerLine(body);
   const rest = body.replace(CALL, " ").replace(ANSWER, " ");
   const thought = `${thoughtEnd < 0 ? "" : text.slice(0, thoughtEnd)} ${rest}`.replace(/^\s*<think>/, "").replace(PADS, " ").replace(CONTROL, " ").trim();
   return { thought, answer };
+}
+
+/** The rest of the last line that begins with `Answer:`, as the dialect dapo writes it; null for none. */
+function answerLine(text) {
+  return [...text.replace(CONTROL, "").matchAll(/^\s*Answer:[ \t]*(.+)$/gm)].at(-1)?.[1].trim() ?? null;
 }
 
 /** The content of the last \boxed{...}; null for none. */
