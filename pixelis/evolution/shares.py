@@ -150,8 +150,8 @@ class Shares:
                 break
             if users.admits(user) and questions.admits(question):
                 chosen.append(index)
-                users.taken[user] += 1
-                questions.taken[question] += 1
+                users.counts[user] += 1
+                questions.counts[question] += 1
         return chosen
 
     def learnt(self, batch: Sequence[Source]) -> None:
@@ -171,11 +171,11 @@ class _Cap:
 
     def __init__(self, share: float, size: int, earlier: Counter[str]):
         self.in_batch, self.in_candidate = _tasks(share, size), _tasks(share, earlier.total() + size)
-        self.earlier, self.taken = earlier, Counter[str]()
+        self.earlier, self.counts = earlier, Counter[str]()
 
     def admits(self, name: str) -> bool:
         """Whether another task of this name may be taken."""
-        return self.taken[name] < min(self.in_batch, self.in_candidate - self.earlier[name])
+        return self.counts[name] < min(self.in_batch, self.in_candidate - self.earlier[name])
 
 
 def _tasks(share: float, tasks: int) -> int:

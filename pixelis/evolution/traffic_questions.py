@@ -63,15 +63,15 @@ class TrafficQuestions:
         if is_redacted(question.question + task.pseudo_label) or not all(media.id in seen for media in question.media):
             return False
         media = [m.model_copy(update={"height": seen[m.id].shape[0], "width": seen[m.id].shape[1]}) for m in question.media]
-        asked = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})
+        canary_question = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})
         pictures = {m.id: seen[m.id] for m in media}
-        self.items = [*self.items, TrafficQuestion(asked, pictures, source, task.experience_id)][-limit:]
+        self.items = [*self.items, TrafficQuestion(canary_question, pictures, source, task.experience_id)][-limit:]
         return True
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the questions of these experiences; returns their number."""
-        kept = [item for item in self.items if item.experience_id not in experience_ids]
-        removed, self.items = len(self.items) - len(kept), kept
+        remaining = [item for item in self.items if item.experience_id not in experience_ids]
+        removed, self.items = len(self.items) - len(remaining), remaining
         return removed
 
 

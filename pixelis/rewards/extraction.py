@@ -58,8 +58,8 @@ def untagged(trajectory: Trajectory) -> str | None:
 
 
 def _tagged(trajectory: Trajectory) -> str | None:
-    found = _TAGS.findall(_last_text(trajectory).rpartition("</think>")[2])
-    return found[-1].strip() if found and trajectory.answer is not None else None
+    answers = _TAGS.findall(_last_text(trajectory).rpartition("</think>")[2])
+    return answers[-1].strip() if answers and trajectory.answer is not None else None
 
 
 def _last_text(trajectory: Trajectory) -> str:

@@ -197,18 +197,22 @@ _PLAIN_UNITS = ("", "%", "$", "€", "£")
 
 def number(text: str) -> float | None:
     """The value of a text that is one number, with thousands commas, currency or percent sign; else None."""
-    found = quantity(text)
-    if found is None or len(found.values) != 1 or found.unit not in _PLAIN_UNITS:
+    measure = quantity(text)
+    if measure is None or len(measure.values) != 1 or measure.unit not in _PLAIN_UNITS:
         return None
-    return _finite(found)
+    return _finite(measure)
 
 
-def _finite(found: Quantity) -> float | None:
+def _finite(measure: Quantity) -> float | None:
     try:
-        value = float(found.values[0])
+        value = float(measure.values[0])
     except OverflowError:
         return None
     return value if math.isfinite(value) else None
+
+
+def _units_differ(a: Quantity, b: Quantity) -> bool:
+    return bool(a.unit and b.unit and a.unit != b.unit)
 
 
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
@@ -220,13 +224,17 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
     if answer is None:
         return 0.0
     best = exact(answer, truths)
-    given = quantity(answer)
+    answer_quantity = quantity(answer)
     for truth in truths:
-        accepted = quantity(truth)
-        if given is None or accepted is None or not len(given.values) == len(accepted.values) == 1:
+        truth_quantity = quantity(truth)
+        if (
+            answer_quantity is None
+            or truth_quantity is None
+            or not len(answer_quantity.values) == len(truth_quantity.values) == 1
+        ):
             continue
-        value, expected = _finite(given), _finite(accepted)
-        if value is None or expected is None or (given.unit and accepted.unit and given.unit != accepted.unit):
+        value, expected = _finite(answer_quantity), _finite(truth_quantity)
+        if value is None or expected is None or _units_differ(answer_quantity, truth_quantity):
             continue
         error = abs(value - expected) / (abs(expected) or 1.0)
         if error <= LOW:
@@ -344,14 +352,14 @@ def math_equal(case: Case, services: Services) -> float:
         return 0.0
     if exact(case.answer, case.truths) or exact(unwrap(case.answer), [unwrap(truth) for truth in case.truths]):
         return 1.0
-    given, formulas = quantity(case.answer), []
+    answer_quantity, formulas = quantity(case.answer), []
     for truth in case.truths:
-        accepted = quantity(truth)
-        if given is None or accepted is None:
-            formulas.append(_formula(accepted) if accepted is not None else truth)
-        elif given.equals(accepted):
+        truth_quantity = quantity(truth)
+        if answer_quantity is None or truth_quantity is None:
+            formulas.append(_formula(truth_quantity) if truth_quantity is not None else truth)
+        elif answer_quantity.equals(truth_quantity):
             return 1.0
-    return services.math(case.answer if given is None else _formula(given), formulas) if formulas else 0.0
+    return services.math(case.answer if answer_quantity is None else _formula(answer_quantity), formulas) if formulas else 0.0
 
 
 def _formula(value: Quantity) -> str:

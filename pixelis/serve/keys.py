@@ -190,8 +190,8 @@ class Keys:
             return
         self._checked = time.monotonic()
         try:
-            found = os.stat(self.path)
-            state = (found.st_mtime_ns, found.st_size, found.st_ino)
+            status = os.stat(self.path)
+            state = (status.st_mtime_ns, status.st_size, status.st_ino)
         except OSError:
             state = None
         if state == self._state:
