@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from gateway_helpers import until
 from scripted import Deployed
 
 from pixelis.serve.keys import FILE, KeyFile, Scope
@@ -74,9 +75,5 @@ def test_the_audit_log_names_the_key_of_an_order(deployed: Deployed, file: KeyFi
     events = ray.get(deployed.evolution.recent_audit.remote(2))
     assert [(e["actor"], e["action"]) for e in events] == [("key operator", "resume"), ("key operator", "pause")]
     file.revoke("operator")
-    with deployed.client(operator) as client:
-        for _ in range(100):
-            if client.post("/v1/evolution/pause", json={}).status_code == 401:
-                break
-        else:
-            raise AssertionError("a revoked key is still accepted")
+    # Resuming changes nothing; a pause that is still accepted would meet the other tests.
+    assert until(lambda: status(deployed, operator, "POST", "/v1/evolution/resume", json={}) == 401)
