@@ -98,7 +98,9 @@ class Shares:
     """Chooses tasks of a batch so that no user and no question has more than its share of the batch and of the candidate.
 
     With n users in the last ``share_window_s`` seconds a user's share is at least 1/n: one user alone is not capped. A cap of c
-    allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last changed.
+    allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last changed. A batch is taken only if the
+    users in the window could still fill the candidate's other batches: a user that was left out of all of them so far must have
+    its turn before the others have used up their shares.
     """
 
     def __init__(self, config: EvolutionConfig):
@@ -106,6 +108,7 @@ class Shares:
         self.seen: OrderedDict[str, float] = OrderedDict()
         self.candidate: list[Source] = []
         self.counted: list[Source] = []
+        self.batches = 0
         self.cap = 1.0
 
     def note(self, user: str, now: float) -> None:
@@ -134,18 +137,32 @@ class Shares:
         cap = self.user_cap(now)
         if cap != self.cap:
             self.cap, self.counted = cap, []
+        counts = Counter(source.user for source in self.counted)
+        oldest, in_turn = list(range(len(waiting))), _in_turn(waiting, counts)
         for size in range(min(most, len(waiting)), max(least, 1) - 1, -1):
-            chosen = self._fill(waiting, size)
-            if len(chosen) == size:
-                return chosen
+            for order in (oldest, in_turn):
+                chosen = self._fill(waiting, order, size)
+                if len(chosen) == size and self._completable(counts + Counter(waiting[i].user for i in chosen), size):
+                    return sorted(chosen)
         return []
 
-    def _fill(self, waiting: Sequence[Source], size: int) -> list[int]:
-        """The first ``size`` waiting tasks that the caps of the batch and of the candidate admit; fewer if they admit fewer."""
+    def _completable(self, counts: Counter[str], size: int) -> bool:
+        """Whether the users in the window could fill the candidate's other batches after one that makes its tasks ``counts``."""
+        others = self.config.canary.every - self.batches % self.config.canary.every - 1
+        in_batch = _tasks(self.cap, size)
+        for n in range(1, others + 1):
+            in_candidate = _tasks(self.cap, counts.total() + n * size)
+            if sum(min(n * in_batch, in_candidate - counts[user]) for user in self.seen) < n * size:
+                return False
+        return True
+
+    def _fill(self, waiting: Sequence[Source], order: Sequence[int], size: int) -> list[int]:
+        """The first ``size`` tasks of ``order`` that the caps of batch and candidate admit; fewer if they admit fewer."""
         users = _Cap(self.cap, size, Counter(source.user for source in self.counted))
         questions = _Cap(self.config.max_share_per_question, size, Counter(source.question for source in self.candidate))
         chosen: list[int] = []
-        for index, (user, question) in enumerate(waiting):
+        for index in order:
+            user, question = waiting[index]
             if len(chosen) == size:
                 break
             if users.admits(user) and questions.admits(question):
@@ -158,11 +175,12 @@ class Shares:
         """The learner applied a batch."""
         self.candidate += batch
         self.counted += batch
+        self.batches += 1
 
     def published(self) -> LargestShares:
         """The shares of the candidate that was published; the next batch belongs to the next one."""
         shares = LargestShares.of(self.candidate)
-        self.candidate, self.counted = [], []
+        self.candidate, self.counted, self.batches = [], [], 0
         return shares
 
 
@@ -180,6 +198,15 @@ class _Cap:
 
 def _tasks(share: float, tasks: int) -> int:
     return math.ceil(share * tasks - 1e-9)
+
+
+def _in_turn(waiting: Sequence[Source], counts: Counter[str]) -> list[int]:
+    """Indices of the tasks, ordered by how many tasks their user has before them: in ``counts`` and earlier in the queue."""
+    before, ranks = counts.copy(), list[int]()
+    for user, _ in waiting:
+        ranks.append(before[user])
+        before[user] += 1
+    return sorted(range(len(waiting)), key=ranks.__getitem__)
 
 
 def most_abundant(waiting: Sequence[Source]) -> int:
