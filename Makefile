@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 VLLM   := $(VENV)/vllm
+# The tests that the targets run: `make test-long` selects the others.
+SELECTED ?= not long
 COMMANDS := tests/ray/test_quickstart.py tests/ray/test_benchmarks.py
 export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
@@ -12,7 +14,8 @@ export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo c
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install install-gpu quickstart docs test test-fast test-ray test-unit test-benchmarks test-quickstart test-vllm lint clean
+.PHONY: help install install-gpu quickstart docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
+        test-quickstart test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -51,27 +54,36 @@ endef
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(VENV)/bin/pixelis quickstart
 
-test: install lint docs  ## every check and test; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py test-ray test-vllm test-unit test-benchmarks test-quickstart
+test: install lint docs  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
+	@$(PY) tests/lanes.py test-chaos test-serve test-unit test-ray test-vllm test-quickstart test-benchmarks
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
 
+test-long: install  ## the long tests, which `make test` leaves out: more faults, worlds, benchmarks and models
+	@SELECTED=long $(PY) tests/lanes.py test-chaos test-serve test-unit test-ray test-vllm test-benchmarks
+
+test-chaos: install
+	@$(PY) -m pytest -m "$(SELECTED)" tests/chaos
+
 test-ray: install
-	@$(PY) -m pytest tests/chaos tests/ray tests/serve $(COMMANDS:%=--ignore=%)
+	@$(PY) -m pytest -m "$(SELECTED)" tests/ray $(COMMANDS:%=--ignore=%)
+
+test-serve: install
+	@$(PY) -m pytest -m "$(SELECTED)" tests/serve
 
 # Commands as users run them, on clusters of their own.
 test-benchmarks: install
-	@$(PY) -m pytest tests/ray/test_benchmarks.py
+	@$(PY) -m pytest -m "$(SELECTED)" tests/ray/test_benchmarks.py
 
 test-quickstart: install
 	@$(PY) -m pytest tests/ray/test_quickstart.py
 
 test-unit: install
-	@$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/engines
+	@$(PY) -m pytest -n 2 --dist loadfile -m "$(SELECTED)" tests/unit tests/properties tests/engines
 
 test-vllm: $(VLLM)/installed
-	@$(VLLM)/bin/python -m pytest tests/engines -m slow
+	@$(VLLM)/bin/python -m pytest -m "slow and ($(SELECTED))" tests/engines
 
 # vLLM's CPU build, for its tests only: a second environment on top of the first, so that nothing else meets its versions.
 $(VLLM)/installed: $(VENV)/installed tests/engines/requirements.txt

@@ -29,8 +29,8 @@ from pixelis.telemetry import events
 RUN = ["policy.model=nano", "rft.prompts_per_step=4", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
 RUN += ["rewards.weights.length=1.0", "learner.lr=3e-4", "learner.checkpoint_every=1000", "telemetry.progress=false"]
 STORE_BYTES = 80_000_000
-STEPS = 40
-PRESSURE = range(4, 10)
+STEPS = 20
+PRESSURE = range(3, 8)
 """Steps during which the object store is full."""
 
 

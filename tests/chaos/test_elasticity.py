@@ -43,6 +43,7 @@ def test_generators_come_and_go_with_their_nodes(tmp_path: Path, record_figures:
     assert (result["lost"], result["doubled"]) == (0, 0)
 
 
+@pytest.mark.long  # generators that join and leave: above
 def test_an_autoscaler_adds_nodes_for_generators_and_removes_them_after_the_job(
     tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:

@@ -1,4 +1,8 @@
-"""F17 of the list of faults: the disk of a training run is full. The disk is a real file system of its own."""
+"""F17 of the list of faults: the disk of a training run is full. The disk is a real file system of its own.
+
+Shorter tests of full disks: tests/unit/test_driver.py, test_checkpoint.py and test_memory_disk.py, and
+tests/serve/test_stored_before_reply.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.telemetry import events
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 BARE = Path(__file__).parents[1] / "ray" / "bare.yaml"
 RUN = ["policy.model=nano", "rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turn_tokens=16"]

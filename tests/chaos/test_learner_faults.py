@@ -273,6 +273,7 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     record_figures(drift_max=drift, loss_difference=difference)
 
 
+@pytest.mark.long  # a run resumed with killed actors makes the same comparison
 def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(uninterrupted: Path, tmp_path: Path) -> None:
     """Two jobs of one name, one of them in its own process, make the same steps as one alone, and leave no reservation."""
     from ray.util.placement_group import placement_group_table

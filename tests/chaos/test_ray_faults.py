@@ -55,8 +55,8 @@ def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record
     assert result["intact"]
     assert result["restarted"] == [False]
     assert result["failures"] == 0
-    assert result["steps"] == list(range(1, 41))
-    assert result["trained"] >= 20  # the others had groups without a difference
+    assert result["steps"] == list(range(1, 21))
+    assert result["trained"] >= 10  # the others had groups without a difference
 
 
 def test_f09_a_memory_stores_each_experience_once_while_calls_fail(tmp_path: Path, record_figures: RecordFigures) -> None:
@@ -66,6 +66,7 @@ def test_f09_a_memory_stores_each_experience_once_while_calls_fail(tmp_path: Pat
     assert result == {"acknowledged": 40, "readable": 40, "listed": 40, "ids": 40}
 
 
+@pytest.mark.long  # the memory above meets the same faults
 def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: Path) -> None:
     """F9: a quarter of the requests for worker processes are lost, and of another quarter only the reply."""
     result = play("leases", tmp_path, RAY_testing_rpc_failure=fail(LEASES))
@@ -105,8 +106,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.parametrize("resume", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_resumes(
-    tmp_path: Path, record_figures: RecordFigures
+    tmp_path: Path, record_figures: RecordFigures, resume: bool
 ) -> None:
     """F18: every process of the head is killed. Goal: a clear error in 30 s (busy: 90), exit code 1, resume."""
     settings = ["policy.model=nano", "rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
@@ -139,6 +141,8 @@ def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_res
     assert seconds < 90
     latest = checkpoint.latest(tmp_path)
     assert latest is not None
+    if not resume:
+        return
     reached = checkpoint.step_of(latest)
     with head(port):
         wait_for_port(port)

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if "def main" in p.read_text(encoding="utf-8"))
 NAMES.remove("service_load")  # the load generator, which `service` starts
 REQUIREMENTS = {"grpo_step": "trl"}
+LONG = {"curriculum", "every_preset", "gpu", "learning_trap", "operations", "soak"}
+"""Benchmarks whose smoke run takes half a minute or more, most of it to start jobs or models."""
 OWN_PROCESS = {"memory"}
 """Benchmarks that fork, which is unsafe in a process with Ray's threads."""
 
@@ -45,7 +47,17 @@ def test_the_readme_lists_every_benchmark() -> None:
     assert [name for name in NAMES if f"| `{name}" not in readme] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_the_options_of_a_long_benchmark_are_shown(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert "--smoke" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in NAMES])
 def test_a_benchmark_runs(
     name: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

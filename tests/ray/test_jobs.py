@@ -200,6 +200,7 @@ def test_ttrl_refuses_rewards_that_use_the_true_answer(
     assert "rewards.weights" in capfd.readouterr().err
 
 
+@pytest.mark.long  # tests/properties/test_scrambled_truths.py: every part by itself
 def test_scrambled_truths_leave_ttrl_bitwise_the_same_from_file_to_weights(
     sft_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

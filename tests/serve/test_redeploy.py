@@ -134,6 +134,7 @@ def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engine
     assert engines() == before
 
 
+@pytest.mark.long  # generators scale with the load in test_generator_scaling.py
 def test_gateways_scale_with_the_load_and_back(
     deployed: Deployed, deploy: Callable[..., None], record_figures: Callable[..., None]
 ) -> None:
