@@ -22,6 +22,11 @@ Box = tuple[float, float, float, float]
 Point = tuple[float, float]
 """x, y, each 0..1 of a *named* observation."""
 
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Span = tuple[Seconds, Seconds]
+"""A part of a clip from start to end."""
+
 Coordinates = Literal["thousand", "pixels", "unit"]
 """A model's coordinate scale: 0..1000, pixels of the view, or 0..1."""
 
@@ -41,7 +46,9 @@ class Media(Record):
     """A picture or clip of a question.
 
     ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded data set). A clip may also be a list of pictures,
-    ``frames``, at ``fps`` per second. ``width`` and ``height`` in pixels; None until it is decoded.
+    ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from ``start`` to ``end`` seconds, in order: only their
+    frames exist, numbered from 0, and keep their times in the whole clip. ``width`` and ``height`` in pixels; None until it is
+    decoded.
     """
 
     id: str
@@ -49,6 +56,7 @@ class Media(Record):
     kind: Literal["image", "video"] = "image"
     frames: list[str] | None = None
     fps: Annotated[float, Field(gt=0)] = 1.0
+    spans: list[Span] | None = None
     width: int | None = None
     height: int | None = None
 
@@ -56,6 +64,12 @@ class Media(Record):
     def _one_source(self) -> Media:
         if bool(self.uri) == bool(self.frames) or (self.frames and self.kind != "video"):
             raise ValueError("media needs either a `uri`, or `frames` for a video")
+        if self.spans is not None:
+            if self.kind != "video":
+                raise ValueError("only a video has `spans`")
+            ends = [end for span in self.spans for end in span]
+            if not ends or ends != sorted(ends) or any(start == end for start, end in self.spans):
+                raise ValueError("`spans` are pairs of seconds [start, end], in order and without overlap")
         return self
 
 

@@ -18,7 +18,7 @@ def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
     MissingFile when the package that holds the material of ``cards:`` is not installed.
     """
     if media.kind == "video":
-        return open_clip(media.frames or media.uri, settings, fps=media.fps)
+        return open_clip(media.frames or media.uri, settings, fps=media.fps, spans=media.spans)
     if media.uri.lower().startswith("cards:"):
         return _draw_card(media.uri, settings.max_image_pixels)
     return load_image(media.uri, settings.max_image_bytes, settings.max_image_pixels)

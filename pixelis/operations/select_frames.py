@@ -98,8 +98,8 @@ def _check_count(count: int, limit: int) -> None:
 
 
 def _check_time(time: float, clip: Clip) -> None:
-    end = float(clip.times[0]) + clip.duration
-    if not min(0.0, float(clip.times[0])) <= time <= end + 1e-6:
+    end, first = clip.end, float(clip.times[0])
+    if not (first if clip.whole else min(0.0, first)) <= time <= end + 1e-6:
         raise OperationError(
             f"time {time:g} s is outside the clip, which runs from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range"
         )

@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from pixelis.errors import BadImage, OperationError
 from pixelis.operations.container import Source, frame_pixels, undecodable
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import FORMATS, load_image
+from pixelis.records import Span
 
 MAX_CACHED_FRAMES, MAX_CACHED_BYTES = 100, 128_000_000
 """Limits of the process-wide cache of decoded frames: a zoom into a frame usually follows its selection."""
@@ -45,7 +46,8 @@ class Clip:
 
     ``data``: uint8 arrays, one for a file or one per picture of a frame list; an object store passes them on without a copy.
     ``times``: float64 seconds at which each frame is shown, increasing. ``width`` and ``height``: display size, rotation applied.
-    ``keys``: frame numbers at which decoding can start; empty when it must start at the first.
+    ``keys``: frame numbers at which decoding can start; empty when it must start at the first. A cut clip has the frames
+    ``numbers`` of a ``whole`` one.
     """
 
     data: tuple[np.ndarray, ...]
@@ -55,12 +57,39 @@ class Clip:
     container: str
     sha256: str
     keys: tuple[int, ...] = ()
+    whole: Clip | None = None
+    numbers: np.ndarray | None = None
 
     @property
     def duration(self) -> float:
-        """Seconds from the start of the first frame to the end of the last, which is given the median frame duration."""
+        """Seconds that the frames are shown; the last frame before a gap or the end is given the median frame duration."""
         steps = np.diff(self.times)
-        return float(self.times[-1] - self.times[0] + (np.median(steps) if len(steps) else 0.0))
+        if self.numbers is None:
+            return float(self.times[-1] - self.times[0] + (np.median(steps) if len(steps) else 0.0))
+        inside = np.diff(self.numbers) == 1
+        last = np.median(np.diff(self.whole.times)) if self.whole and len(self.whole.times) > 1 else 0.0
+        return float(steps[inside].sum() + (1 + np.count_nonzero(~inside)) * last)
+
+    @property
+    def end(self) -> float:
+        """Seconds at which the last frame ends."""
+        if self.whole is None:
+            return float(self.times[0]) + self.duration
+        following = int(self.numbers[-1]) + 1 if self.numbers is not None else 0
+        return float(self.whole.times[following]) if following < len(self.whole.times) else self.whole.end
+
+    def cut(self, spans: Sequence[Span]) -> Clip:
+        """The clip with only the frames on show during ``spans`` (seconds); BadImage ``video_span`` for one beyond the end."""
+        parts = []
+        for start, end in spans:
+            if start >= self.end:
+                message = f"the span from {start:g} to {end:g} s is outside the clip, which ends at {self.end:.2f} s"
+                raise BadImage(message, code="video_span", fix="correct the spans of the media")
+            first = self.at(start)
+            parts.append(np.arange(first, max(first + 1, int(np.searchsorted(self.times, end - 1e-6)))))
+        numbers = np.unique(np.concatenate(parts))
+        digest = hashlib.sha256(f"{self.sha256} {[tuple(span) for span in spans]}".encode()).hexdigest()
+        return replace(self, times=self.times[numbers], sha256=digest, keys=(), whole=self, numbers=numbers)
 
     def frame(self, index: int) -> np.ndarray:
         """Frame ``index``, from 0: read-only uint8 [H, W, 3], RGB. Raises OperationError ``out_of_range``."""
@@ -84,6 +113,8 @@ class Clip:
         return int(index)
 
     def _get(self, number: int) -> np.ndarray:
+        if self.whole is not None and self.numbers is not None:
+            return self.whole._get(int(self.numbers[number]))
         with _LOCK:
             if (result := _FRAMES.get((self.sha256, number))) is not None:
                 return result
@@ -99,18 +130,23 @@ class Clip:
         return np.array(picture)
 
 
-def open_clip(source: str | bytes | Path | Sequence[str], settings: ToolboxConfig, fps: float = 1.0) -> Clip:
+def open_clip(
+    source: str | bytes | Path | Sequence[str], settings: ToolboxConfig, fps: float = 1.0, spans: Sequence[Span] | None = None
+) -> Clip:
     """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-sized pictures.
 
-    ``fps``: pictures per second of a list. The limits of ``settings`` are checked before decoding.
+    ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of ``settings`` apply to the
+    whole clip and are checked before decoding.
     Raises BadImage with code video_scheme, video_not_found, video_empty, video_too_many_bytes, video_too_many_pixels,
-    video_too_many_frames, video_too_long, video_no_picture, video_frames_differ or video_undecodable, and image_* for the
-    pictures of a list. Any path is opened: a gateway must let only ``data:`` URLs through.
+    video_too_many_frames, video_too_long, video_no_picture, video_frames_differ, video_span or video_undecodable, and image_* for
+    the pictures of a list. Any path is opened: a gateway must let only ``data:`` URLs through.
     """
     if isinstance(source, (bytes, str, Path)):
         data = _read(source, settings.max_video_bytes)
-        return _index(data, hashlib.sha256(data.data).hexdigest(), settings)
-    return _frame_list(list(source), settings, fps)
+        clip = _index(data, hashlib.sha256(data.data).hexdigest(), settings)
+    else:
+        clip = _frame_list(list(source), settings, fps)
+    return clip if spans is None else clip.cut(spans)
 
 
 def _read(source: str | bytes | Path, limit: int) -> np.ndarray:

@@ -20,13 +20,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco
 
+from pixelis.config import ToolboxConfig
 from pixelis.datasets import readers
 from pixelis.datasets.annotation_geometry import box_xywh, box_xyxy, mask_rle, polygon_points, time_span
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
+from pixelis.operations.video import Clip
 from pixelis.records import Question
 
 SQUARE = [10, 10, 30, 10, 30, 30, 10, 30]
@@ -759,6 +762,46 @@ def test_tallyqa_and_superclevr(tmp_path: Path) -> None:
 
 
 # -- sources --------------------------------------------------------------------------------------------------------
+
+
+def mvbench(root: Path, task: str, folder: str, *rows: dict[str, Any], **options: str) -> str:
+    put(root, f"json/{task}.json", list(rows))
+    put(root, f"video/{folder}", None)
+    return f"mvbench:{root}?" + "&".join(f"{k}={v}" for k, v in {"task": task, **options}.items())
+
+
+def test_mvbench(tmp_path: Path) -> None:
+    row = {"video": "ZS9XR.mp4", "question": "What happened after?", "candidates": ["Ate.", "Tidied."], "answer": "Tidied."}
+    row |= {"start": 2.5, "end": 8.1}
+    rows = [row, {**row, "answer": "Slept."}, {**row, "end": 1}, {**row, "video": "../a.mp4"}, {**row, "candidates": ["Tidied."]}]
+    questions, bad = read(mvbench(tmp_path, "action_sequence", "star/Charades_v1_480", *rows))
+    (question,) = questions
+    assert (question.id, question.question) == ("mvbench-action_sequence-0", "What happened after?\nA. Ate.\nB. Tidied.")
+    assert (question.answers, question.scorer, question.meta["category"]) == (["B"], "mc_letter", "action_sequence")
+    assert question.media[0].uri.endswith("video/star/Charades_v1_480/ZS9XR.mp4")
+    assert question.media[0].spans == [(2.5, 8.1)]
+    codes = [("[1]", "no_label"), ("[2]", "empty_span"), ("[3]", "media_traversal"), ("[4]", "bad_length")]
+    assert [(item.row, item.code) for item in bad] == codes
+    moving = {"video": "video_1.mp4", "question": "Whither?", "candidates": ["Up", "Down"], "answer": "Up", "start": 1, "end": 2}
+    whole = only(mvbench(tmp_path, "moving_count", "clevrer/video_validation", moving))
+    assert whole.media[0].spans is None
+    seeds = [{"shuffle_options": str(seed)} for seed in range(8)]
+    shuffled = [only(mvbench(tmp_path, "moving_count", "clevrer/video_validation", moving, **seed)) for seed in seeds]
+    assert {(q.answers or [""])[0] for q in shuffled} == {"A", "B"}
+    assert all(q.meta["options"][ord((q.answers or [""])[0]) - ord("A")] == "Up" for q in shuffled)
+    with pytest.raises(BadInput, match="action_sequence"):
+        read(f"mvbench:{tmp_path}?task=none")
+
+
+def test_frames_of_an_mvbench_question_are_inside_its_span(tmp_path: Path) -> None:
+    for number in range(1, 31):  # 3 frames a second
+        put(tmp_path, f"video/tvqa/frames_fps3_hq/met_1/{number:05d}.jpg", np.full((16, 16, 3), 8 * number, np.uint8))
+    row = {"video": "met_1", "question": "Who?", "candidates": ["A man", "A cat"], "answer": "A cat", "start": 4, "end": 6}
+    media = only(mvbench(tmp_path, "episodic_reasoning", "tvqa/frames_fps3_hq", row)).media[0]
+    clip = open_media(media, ToolboxConfig())
+    assert isinstance(clip, Clip)
+    assert clip.times.tolist() == pytest.approx([4 + n / 3 for n in range(6)])
+    assert [round(float(frame.mean()) / 8) for frame in clip.frames(range(6))] == [13, 14, 15, 16, 17, 18]
 
 
 def test_sources() -> None:

@@ -19,9 +19,12 @@ from clips import BIKES, BUNNY, CARPHONE, CONTAINERS, DECORD_FAILS_SEQUENTIALLY,
 from PIL import Image
 
 from pixelis.config import ToolboxConfig
+from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage, OperationError
 from pixelis.operations import video
+from pixelis.operations.select_frames import SelectFramesArguments, _requested_frames
 from pixelis.operations.video import Clip, open_clip
+from pixelis.records import Media
 
 SETTINGS = ToolboxConfig()
 
@@ -340,6 +343,32 @@ def test_a_file_that_is_cut_off_ends_with_its_last_whole_frame():
     assert 20 < len(clip.times) < 60
     whole = open_clip(data, SETTINGS)
     assert all(np.array_equal(a, b) for a, b in zip(clip.frames(range(20)), whole.frames(range(20)), strict=True))
+
+
+def test_a_clip_is_cut_to_its_spans(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(encode(footage()))  # 72 frames, 25 a second
+    whole = open_clip(tmp_path / "a.mp4", SETTINGS)
+    media = Media(id="vid0", kind="video", uri=str(tmp_path / "a.mp4"), spans=[(0.4, 0.6), (1.99, 2.2)])
+    clip = open_media(media, SETTINGS)
+    numbers = [10, 11, 12, 13, 14, 49, 50, 51, 52, 53, 54]
+    assert clip.times.tolist() == pytest.approx([number / 25 for number in numbers])
+    assert all(np.array_equal(a, whole.frame(n)) for a, n in zip(clip.frames(range(len(numbers))), numbers, strict=True))
+    assert (clip.duration, clip.end) == (pytest.approx(0.44), pytest.approx(2.2))
+    assert clip.sha256 not in (whole.sha256, whole.cut([(0.4, 0.6)]).sha256)
+    again = pickle.loads(pickle.dumps(clip))
+    assert np.array_equal(again.frame(5), whole.frame(49))
+    assert whole.cut([(0.41, 0.415)]).times.tolist() == pytest.approx([0.4])  # the frame on show
+    assert len(whole.cut([(2.0, 99.0)]).times) == 22
+    with pytest.raises(BadImage, match=r"ends at 2\.88 s"):
+        open_clip(tmp_path / "a.mp4", SETTINGS, spans=[(2.9, 3.0)])
+    with pytest.raises(OperationError, match="runs from 0\\.40 to 2\\.20 s"):
+        _requested_frames(SelectFramesArguments(times=[0.2]), clip, 8)
+
+
+@pytest.mark.parametrize("spans", [[], [(3, 2)], [(0, 2), (1, 3)], [(2, 3), (0, 1)], [(-1, 2)], [(0, float("inf"))], [(1, 1)]])
+def test_spans_out_of_order_are_refused(spans):
+    with pytest.raises(ValueError, match="spans"):
+        Media(id="vid0", kind="video", uri="a.mp4", spans=spans)
 
 
 @pytest.mark.slow

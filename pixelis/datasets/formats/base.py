@@ -104,7 +104,7 @@ class Columns:
             row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
         if self.task:
             row[self.task] = record.task
-        if self.videos and (clips := [item.frames or item.uri for item in record.media if item.kind == "video"]):
+        if self.videos and (clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]):
             row[self.videos] = clips
         if paths := image_paths(record, None if self.images else 0, clips=bool(self.videos)):
             row[self.images] = paths
@@ -160,6 +160,13 @@ def image_paths(record: Question, limit: int | None = None, clips: bool = False)
         count = "any number of" if limit is None else f"at most {limit}" if limit else "no"
         raise BadInput(f"{record.id}: rows of this format hold {count} images and no clips")
     return paths
+
+
+def whole_clip(record: Question, clip: Media) -> list[str] | str:
+    """The frames or the file of a clip; BadInput for a part of one, for which rows of other systems have no column."""
+    if clip.spans:
+        raise BadInput(f"{record.id}: rows of this format hold whole clips, not spans of one", fix="cut the clip into a file")
+    return clip.frames or clip.uri
 
 
 def single_image(record: Question) -> str:

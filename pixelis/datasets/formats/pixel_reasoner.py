@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pixelis.datasets import fields
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import Format, Row, other_columns, question_text, scorer_of
+from pixelis.datasets.formats.base import Format, Row, other_columns, question_text, scorer_of, whole_clip
 from pixelis.datasets.formats.chat import (
     ChatTurn,
     calls_of,
@@ -44,7 +44,7 @@ def _write(record: Question) -> Row:
     clips = [item for item in record.media if item.kind == "video"]
     if clips and (len(record.media) > 1 or not clips[0].frames):
         raise BadInput(f"{record.id}: rows of this format hold images, or one clip as a list of frames")
-    paths = clips[0].frames if clips else [item.uri for item in record.media]
+    paths = whole_clip(record, clips[0]) if clips else [item.uri for item in record.media]
     return {"qid": record.id, "question": record.question, "answer": record.answers, "image": paths, "is_video": bool(clips)}
 
 
@@ -69,7 +69,7 @@ def _read_chat(row: Row, name: str, root: MediaRoot) -> Demonstration:
 
 
 def _write_chat(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
-    media = [{"image": item.uri} if item.kind == "image" else {"video": item.frames or item.uri} for item in record.media]
+    media = [{"image": item.uri} if item.kind == "image" else {"video": whole_clip(record, item)} for item in record.media]
     users: list[list[Row]] = [[*media, {"text": record.question}]]
     for turn, files in zip(calls_of(record), images, strict=True):
         users.append([{"text": result_text(turn, files) or "The result:"}, *({"image": path} for path in files)])

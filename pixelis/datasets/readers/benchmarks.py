@@ -1,9 +1,11 @@
-"""Benchmarks of agents that zoom and count: V* Bench, HR-Bench, TallyQA, Super-CLEVR, and Reason-RFT's test sets.
+"""Benchmarks of agents that zoom, count and watch: V* Bench, HR-Bench, TallyQA, Super-CLEVR, MVBench, and Reason-RFT's test sets.
 
 V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file beside each image has
 the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench, https://huggingface.co/datasets/DreamMr/HR-Bench: a table
 with images in base64, and each question with its options in several orders; a short ``image`` is the ``index`` of the row that
 has it. TallyQA, https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
+MVBench, https://huggingface.co/datasets/OpenGVLab/MVBench: one JSON list a task, clips under ``video`` in the folders of their
+sets; ``start`` and ``end`` in seconds are the part of the clip that a question is about.
 Reason-RFT, https://github.com/tanhuajie/Reason-RFT: the folder of its benchmarks, one JSON file a set and all images in
 ``image``.
 """
@@ -15,11 +17,11 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.annotation_geometry import box_xywh, header_size
+from pixelis.datasets.annotation_geometry import box_xywh, header_size, time_span
 from pixelis.datasets.choices import option_seed, shuffle_options
 from pixelis.datasets.fields import RowError, answers, need, text, whole
 from pixelis.datasets.formats.base import scorer_of
-from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, image, read_json_row
+from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, clip, image, read_json, read_json_row
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Question, Region
 
@@ -33,6 +35,36 @@ REASON_RFT = {
     "transformation_right": ("spatial_transformation/trance_right.json", "trance/trance_right.json"),
 }
 """Reason-RFT's test sets by split: in and out of the distribution of its training sets, TRANCE seen from the left and right."""
+_STAR, _CLEVRER, _PERCEPTION = "star/Charades_v1_480", "clevrer/video_validation", "perception/videos"
+MVBENCH = {
+    "action_sequence": _STAR,
+    "action_prediction": _STAR,
+    "action_antonym": "ssv2_video",
+    "fine_grained_action": "Moments_in_Time_Raw/videos",
+    "unexpected_action": "FunQA_test/test",
+    "object_existence": _CLEVRER,
+    "object_interaction": _STAR,
+    "object_shuffle": _PERCEPTION,
+    "moving_direction": _CLEVRER,
+    "action_localization": "sta/sta_video",
+    "scene_transition": "scene_qa/video",
+    "action_count": _PERCEPTION,
+    "moving_count": _CLEVRER,
+    "moving_attribute": _CLEVRER,
+    "state_change": _PERCEPTION,
+    "fine_grained_pose": "nturgbd",
+    "character_order": _PERCEPTION,
+    "egocentric_navigation": "vlnqa",
+    "episodic_reasoning": "tvqa/frames_fps3_hq",
+    "counterfactual_inference": _CLEVRER,
+}
+"""MVBench's 20 tasks and the folders of their clips."""
+MVBENCH_SPANS = {"action_sequence", "action_prediction", "object_interaction", "action_localization", "episodic_reasoning"}
+"""Those whose questions are about a part of the clip."""
+MVBENCH_FPS = 3
+"""Of the clips of episodic_reasoning, which are folders of frames."""
+MAX_OPTIONS = 8
+"""Letters that a choice is scored by."""
 MAX_INDEX_CHARACTERS = 64
 """Longer values of HR-Bench's column ``image`` are images."""
 
@@ -135,6 +167,49 @@ def _superclevr(root: DatasetRoot) -> Rows:
     return file.each_item("questions", question)
 
 
+def _mvbench(root: DatasetRoot) -> Rows:
+    if root.options["task"] != "all" and root.options["task"] not in MVBENCH:
+        raise BadInput(f"mvbench: no task {root.options['task']!r}", fix=f"all, or one of {', '.join(MVBENCH)}")
+    for task in MVBENCH if root.options["task"] == "all" else (root.options["task"],):
+        yield from _mvbench_task(root, task)
+
+
+def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
+    file, folder = root.file(f"json/{task}.json", f"{task}.json"), root.path(f"video/{MVBENCH[task]}", MVBENCH[task])
+    seed = option_seed(root.options["shuffle_options"])
+
+    def question(number: int, row: dict[str, Any]) -> Question:
+        options = [str(option) for option in need(row, "candidates", list)]
+        if not 2 <= len(options) <= MAX_OPTIONS:
+            raise RowError("candidates", "bad_length", f"{len(options)} candidates, not 2 to {MAX_OPTIONS}")
+        answer = str(need(row, "answer", (str, int)))
+        if answer not in options:
+            raise RowError("answer", "no_label", f"{answer!r:.60} is not one of the candidates")
+        path = Path(below(folder, text(row, "video"), "video"))
+        media = clip(str(path))
+        if path.is_dir():
+            frames = sorted(str(frame) for frame in path.glob("*.jpg"))
+            if not frames:
+                raise RowError("video", "media_not_found", f"no frames in {path}")
+            media = clip(frames=frames, fps=MVBENCH_FPS)
+        if task in MVBENCH_SPANS:
+            span = time_span(task, row.get("start"), row.get("end"), column="start")
+            media = media.model_copy(update={"spans": [(span.start, span.end)]})
+        record = file.question(
+            f"{task}-{number}",
+            media,
+            question=choices(text(row, "question"), options),
+            answers=[chr(ord("A") + options.index(answer))],
+            scorer="mc_letter",
+            options=options,
+            category=task,
+        )
+        return record if seed is None else shuffle_options(record, seed)
+
+    for number, row in enumerate(read_json(file.path, list)):
+        yield from file.convert(f"[{number}]", question, number, row)
+
+
 def _reason_rft(root: DatasetRoot) -> Rows:
     if root.split not in REASON_RFT:
         raise BadInput(f"reason_rft_tests: no split {root.split!r}", fix=f"one of {', '.join(REASON_RFT)}")
@@ -155,4 +230,11 @@ def _reason_rft(root: DatasetRoot) -> Rows:
     return file.each_row(question)
 
 
-READERS = {"vstar": _vstar, "hrbench": _hrbench, "tallyqa": _tallyqa, "superclevr": _superclevr, "reason_rft_tests": _reason_rft}
+READERS = {
+    "vstar": _vstar,
+    "hrbench": _hrbench,
+    "tallyqa": _tallyqa,
+    "superclevr": _superclevr,
+    "mvbench": _mvbench,
+    "reason_rft_tests": _reason_rft,
+}

@@ -79,7 +79,7 @@ def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
     selection = select(demonstrations, recipe, seed)
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
     for d in selection.demonstrations:
-        media = [[m.uri, m.frames] for m in d.media]
+        media = [[m.uri, m.frames, m.spans] for m in d.media]
         by_question[_hash(repr((d.question, media, sorted(d.answers or []))))].append(d)
     return [_with_signals(group) for group in by_question.values()], selection
 

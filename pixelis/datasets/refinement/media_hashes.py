@@ -50,20 +50,23 @@ class MediaHashes:
     def content(self, media: Media) -> str:
         """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of a clip of frames, of all frames.
 
-        BadInput ``media_not_found`` for a missing file.
+        Different spans of a clip have different hashes. BadInput ``media_not_found`` for a missing file.
         """
         if media.frames:
-            return _sha(" ".join(self._bytes(name) for name in media.frames).encode())
-        return self._bytes(media.uri)
+            content = _sha(" ".join(self._bytes(name) for name in media.frames).encode())
+        else:
+            content = self._bytes(media.uri)
+        return _sha(f"{content} {media.spans}".encode()) if media.spans else content
 
     def perceptual_hash(self, media: Media) -> int:
         """The perceptual hash (DCT, 64 bits) of a picture or of a clip's middle frame; BadImage when decoding fails."""
-        key = "look " + self._key(media.frames[len(media.frames) // 2] if media.frames else media.uri)
+        middle = media.frames[len(media.frames) // 2] if media.frames and not media.spans else None
+        key = "look " + self._key(middle or (media.frames[0] if media.frames else media.uri))
+        if media.spans:
+            key = f"{key} {len(media.frames or [])} {media.spans}"
         if key not in self._hashes:
-            if media.frames:
-                picture = load_image(
-                    media.frames[len(media.frames) // 2], self.settings.max_image_bytes, self.settings.max_image_pixels
-                )
+            if middle:
+                picture = load_image(middle, self.settings.max_image_bytes, self.settings.max_image_pixels)
             else:
                 opened = open_media(media, self.settings)
                 picture = opened.frame(len(opened.times) // 2) if isinstance(opened, Clip) else opened

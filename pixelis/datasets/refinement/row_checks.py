@@ -135,4 +135,4 @@ def with_observations(d: Demonstration, executor: Executor) -> Demonstration | s
 
 
 def _key(media: Media) -> str:
-    return f"{media.kind} {media.uri} {' '.join(media.frames or [])}"
+    return f"{media.kind} {media.uri} {' '.join(media.frames or [])} {media.spans or ''}"

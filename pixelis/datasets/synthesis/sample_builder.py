@@ -154,6 +154,6 @@ class SampleBuilder:
 def content_key(sample: Demonstration) -> str:
     """Equal for samples of equal content: kind, media, question, answer and calls."""
     calls = [(turn.op, turn.target, turn.arguments) for turn in sample.turns if turn.op is not None]
-    media = [item.uri or item.frames for item in sample.media]
+    media = [(item.uri or item.frames, item.spans) if item.spans else item.uri or item.frames for item in sample.media]
     think = sample.turns[-1].think if not calls else ""
     return sample_id(sample.kind, media, sample.question, sample.final, calls, think)
