@@ -61,8 +61,11 @@ def without_truths(question: Question) -> Question:
 
 
 def read_without_truths(question: Question) -> Question:
-    """``without_truths`` of an annotated set, where Super-CLEVR chooses between ``count`` and ``exact`` by the truth."""
-    scorer = "exact" if question.scorer == "count" else question.scorer
+    """``without_truths`` of an annotated set, of which some choose the scorer by the truth.
+
+    Super-CLEVR chooses between ``count`` and ``exact``, Reason-RFT's test sets between ``mc_letter`` and ``math``.
+    """
+    scorer = {"count": "exact", "mc_letter": "math"}.get(question.scorer, question.scorer)
     return without_truths(question.model_copy(update={"scorer": scorer}))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 import sys
@@ -15,6 +17,7 @@ from PIL import Image
 
 from pixelis import config
 from pixelis.config import RewardsConfig
+from pixelis.datasets import readers
 from pixelis.datasets.labels import Labels
 from pixelis.datasets.questions import read_questions
 from pixelis.evolution.updates import make_task
@@ -89,22 +92,197 @@ def test_rows_of_ttrl_need_no_answer_where_no_reward_uses_one(folder: Path) -> N
     assert (question.id, question.answers, question.scorer) == ("AIME-4", None, "math")
 
 
-def test_an_annotated_set_compares_answers_the_same_whatever_they_are(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "a.png")
-    results = []
-    for truths in ([3, "red"], ["blue", 4], [7, 8]):
-        rows = [
-            {"question_index": i, "image_filename": "a.png", "question": "What?", "answer": truth}
-            for i, truth in enumerate(truths)
-        ]
-        (tmp_path / "superCLEVR_questions_30k.json").write_text(json.dumps({"questions": rows}))
+CHATS: dict[str, Callable[[Any, int], dict[str, Any]]] = {
+    "demonstration": lambda t, i: {
+        "id": f"q{i}",
+        "question": TEXT,
+        "answers": [t],
+        "task": "t",
+        "turns": [{"think": f"It is {t}.", "answer": t}],
+    },
+    "pixel_reasoner_sft": lambda t, i: {
+        "id": i,
+        "message_list": [
+            {"role": "user", "content": [{"image": "a.png"}, {"text": TEXT}]},
+            {"role": "assistant", "content": [{"text": f"It is \\boxed{{{t}}}."}]},
+        ],
+    },
+    "sharegpt": lambda t, i: {
+        "id": i,
+        "images": ["a.png"],
+        "conversations": [
+            {"from": "human", "value": "<image>\n" + TEXT},
+            {"from": "gpt", "value": f"<think>So {t}.</think><answer>{t}</answer>"},
+        ],
+    },
+    "sharegpt_messages": lambda t, i: {
+        "id": i,
+        "images": ["a.png"],
+        "messages": [
+            {"role": "user", "content": "<image>How many?"},
+            {"role": "assistant", "content": f"<think>So {t}.</think><answer>{t}</answer>"},
+        ],
+    },
+    "reason_rft_cot": lambda t, i: {
+        "id": i,
+        "image": "a.png",
+        "problem": "How many?",
+        "answer": t,
+        "cot": f"<think>So {t}.</think>\n<answer>{t}</answer>",
+    },
+    "pixelis_trajectory": lambda t, i: {
+        "id": f"q{i}",
+        "question": "How many?",
+        "image_path": "a.png",
+        "answer": t,
+        "trajectory": [{"action": "THINK", "thought": f"So {t}."}, {"action": "ANSWER", "parameters": {"answer": t}}],
+    },
+    "pixelis_chain": lambda t, i: {
+        "id": f"q{i}",
+        "question": "How many?",
+        "image_path": "a.png",
+        "answer": t,
+        "chain_of_thought": [{"thought": f"So {t}."}],
+        "visual_operations": [],
+    },
+}
+
+
+@pytest.mark.parametrize("format", CHATS)
+def test_a_chat_read_as_a_question_does_not_depend_on_its_answer(folder: Path, format: str) -> None:
+    path, results = folder / "chats.jsonl", []
+    for truths in (["7", "A", "cat"], ["A", "B", "A"], ["42", "cat", "B"], ["5 cm", "7", "change_size(1, small)"]):
         labels: dict[str, Labels] = {}
-        source = f"superclevr:{tmp_path}"
+        path.write_text("".join(json.dumps(CHATS[format](truth, i)) + "\n" for i, truth in enumerate(truths)))
+        questions = read_questions(f"{path}?format={format}", seed=3, epochs=1, on_labels=labels.__setitem__)
+        results.append([question.model_dump_json() for question in questions])
+        assert sorted(label.answers[0] for label in labels.values()) == sorted(truths)
+    assert len(results[0]) == 3
+    assert all("turns" not in json.loads(question) for question in results[0])
+    assert all(result == results[0] for result in results)
+
+
+# The same rows with one of two truths, in the official layout of each annotated set that has answers.
+
+LETTERS, WORDS = ("A", "B"), ("7", "cat")
+
+
+def vstar(truth: str) -> dict[str, Any]:
+    row = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": truth, "question_id": 0}
+    boxes = {"target_object": ["cup"], "bbox": [[1, 1, 2 + (truth == "A"), 2]]}
+    return {
+        "test_questions.jsonl": [{**row, "category": "direct_attributes"}],
+        "direct_attributes/a.png": None,
+        "direct_attributes/a.json": boxes,
+    }
+
+
+def hrbench(truth: str) -> str:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "PNG")
+    values = ["0", "Color?", base64.b64encode(stream.getvalue()).decode(), truth, "red", "blue"]
+    return "\t".join(["index", "question", "image", "answer", "A", "B"]) + "\n" + "\t".join(values) + "\n"
+
+
+def documents(truth: str, folder: str) -> list[dict[str, Any]]:
+    return [{"questionId": 1, "question": "Who?", "image": f"{folder}a.png", "answers": [truth], "data_split": "train"}]
+
+
+STAR = {"question_id": "q", "video_id": "v", "question": "What?", "start": 1.0, "end": 2.0}
+STAR |= {"choices": [{"choice_id": i, "choice": choice} for i, choice in enumerate(("red", "blue"))]}
+TVQA = {"qid": 1, "q": "Who?", "vid_name": "friends_s01", "ts": "1-2", **{f"a{i}": f"Name {i}" for i in range(5)}}
+MVBENCH = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "start": 1, "end": 2}
+ANNOTATED: dict[str, tuple[tuple[str, ...], Callable[[str], dict[str, Any]]]] = {
+    "vstar": (LETTERS, vstar),
+    "hrbench": (LETTERS, lambda t: {"hr_bench_4k.tsv": hrbench(t)}),
+    "tallyqa?split=test": (
+        ("7", "3"),
+        lambda t: {"test.json": [{"question_id": 1, "image": "a.png", "question": "How many?", "answer": int(t)}], "a.png": None},
+    ),
+    "superclevr": (
+        WORDS,
+        lambda t: {
+            "images/a.png": None,
+            "superCLEVR_questions_30k.json": {
+                "questions": [
+                    {"question_index": 0, "image_filename": "a.png", "question": "What?", "answer": int(t) if t == "7" else t}
+                ]
+            },
+        },
+    ),
+    "mvbench?task=action_sequence": (
+        ("Up", "Down"),
+        lambda t: {"json/action_sequence.json": [{**MVBENCH, "answer": t}], "video/star/Charades_v1_480/v.mp4": ""},
+    ),
+    "reason_rft_tests?split=structure_id": (
+        ("7", "A"),
+        lambda t: {
+            "structure_perception/geomath.json": [{"id": "g1", "image": "a.png", "problem": "How long?", "answer": t}],
+            "image/a.png": None,
+        },
+    ),
+    "docvqa?ocr=no": (
+        WORDS,
+        lambda t: {
+            "spdocvqa_qas/train_v1.0.json": {"data": documents(t, "documents/")},
+            "spdocvqa_images/a.png": None,
+        },
+    ),
+    "infographicsvqa?ocr=no": (
+        WORDS,
+        lambda t: {
+            "infographicsvqa_qas/infographicsVQA_train_v1.0.json": {
+                "data": [{**documents(t, "")[0], "image_local_name": "a.png"}]
+            },
+            "infographicsvqa_images/a.png": None,
+        },
+    ),
+    "star": (("red", "blue"), lambda t: {"STAR_train.json": [{**STAR, "answer": t}], "Charades_v1_480/v.mp4": ""}),
+    "tvqa": (
+        ("1", "3"),
+        lambda t: {"tvqa_train.jsonl": [{**TVQA, "answer_idx": int(t)}], "frames_hq/friends_frames/friends_s01/00001.jpg": ""},
+    ),
+}
+
+
+def put(root: Path, files: dict[str, Any]) -> None:
+    """Text as it is, rows as JSON or JSON lines, None for a picture."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            path.write_text(content)
+        elif content is not None:
+            path.write_text("\n".join(map(json.dumps, content)) if path.suffix == ".jsonl" else json.dumps(content))
+        else:
+            Image.new("RGB", (8, 8)).save(path)
+
+
+WITHOUT_ANSWERS = (
+    *("coco", "lvis", "partimagenet", "sa1b", "textcaps", "hiertext", "art", "flickr30k", "unsplash", "msrvtt", "mot17", "mot20"),
+    *("youtube_vis", "uvo", "youtube_vos", "visor", "didemo", "activitynet", "assembly101", "mind2web"),
+)
+
+
+def test_a_new_annotated_set_is_scrambled_here_or_has_no_answers() -> None:
+    assert {name.partition("?")[0] for name in ANNOTATED} == readers.READERS.keys() - set(WITHOUT_ANSWERS)
+
+
+@pytest.mark.parametrize("name", ANNOTATED)
+def test_an_annotated_set_compares_answers_the_same_whatever_they_are(tmp_path: Path, name: str) -> None:
+    (truths, files), (reader, _, options) = ANNOTATED[name], name.partition("?")
+    results, found = [], []
+    for truth in truths:
+        put(tmp_path, files(truth))
+        labels: dict[str, Labels] = {}
+        source = f"{reader}:{tmp_path}" + (f"?{options}" if options else "")
         results.append([q.model_dump_json() for q in read_questions(source, epochs=1, on_labels=labels.__setitem__)])
-        assert [label.answers for label in labels.values()] == [[str(truth)] for truth in truths]
-    assert results[0] == results[1] == results[2]
-    assert len(results[0]) == 2
+        found += [label.answers for label in labels.values()]
+    assert len(results[0]) == 1
+    assert results[0] == results[1]
+    assert json.loads(results[0][0])["answers"] is None
+    assert len(found) == 2
+    assert found[0] != found[1]
 
 
 def test_the_card_world_keeps_its_truths_to_itself() -> None:
