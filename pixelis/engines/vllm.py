@@ -200,12 +200,13 @@ class VllmEngine(Sessions[VllmSession]):
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
                 "enable_sleep_mode": engine.colocate and on_gpu,
-                "limit_mm_per_prompt": {"image": self.max_images, "video": 0},
                 "logprobs_mode": "processed_logprobs",
                 "generation_config": "vllm",
                 "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
                 "additional_config": {vllm_worker.BANNED: list(self.spec.banned)},
             }
+            if self.spec.reads_images:
+                arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
             if not on_gpu:
                 # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
                 arguments["block_size"] = _CPU_BLOCK
@@ -257,7 +258,7 @@ class VllmEngine(Sessions[VllmSession]):
         old, new = self._lora, None
         if adapter is not None:
             folder = self._scratch.path / f"v{version}-{self._loads}"
-            await asyncio.to_thread(write_peft, adapter, folder, fold_scale=True)
+            await asyncio.to_thread(write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images)
             # The name is part of the prefix cache's keys: versions do not share cached values.
             new = LoRARequest(folder.name, self._loads, str(folder))
             try:
@@ -351,6 +352,8 @@ class VllmEngine(Sessions[VllmSession]):
 
     def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
         """Raise BadInput for views that vLLM would resize or refuse; `images` is the number of earlier views."""
+        if views and not self.spec.reads_images:
+            raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision")
         if images + len(views) > self.max_images:
             raise BadInput(f"{images + len(views)} images in an episode: dialogue.max_images is {self.max_images}")
         for view in views:

@@ -13,8 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pixelis.errors import BadConfig
-
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
 
@@ -69,7 +67,7 @@ def _remove_if_orphan(folder: Path) -> None:
 
 
 def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:
-    """Create a folder of links to the model's files, with image processor settings from `spec`; returns `target`.
+    """Create a folder of links to the model's files; returns `target`. A vision model gets image processor settings from `spec`.
 
     vLLM's processor does not resize views of min_pixels to max_pixels pixels whose sides are multiples of `spec.multiple`.
     """
@@ -77,9 +75,8 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
     for file in folder.iterdir():
         if file.name not in _PROCESSOR_FILES:
             (target / file.name).symlink_to(file.resolve())
-    if spec.family not in _PROCESSORS:
-        message = f"the engine vllm does not serve models of type {spec.family} yet"
-        raise BadConfig(message, fix="set engine.name=hf, or name a vision-language model in policy.model")
+    if not spec.reads_images:
+        return target
     processor, video = _PROCESSORS[spec.family]
     settings = {
         "processor_class": processor,

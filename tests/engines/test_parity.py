@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from running import RunningEngine, start
-from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs, stock_logits
 
 from pixelis.dialogue.session import Completion, SamplingParams, Session
 from pixelis.engines import Engine
@@ -27,7 +28,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 SIZES = ((32, 32), (32, 48), (64, 64), (16, 112), (128, 128))
 
 
-KINDS = [("hf", f, False) for f in FAMILIES] + [("vllm", "qwen2_5_vl", False), ("vllm", "qwen3_vl", True)]
+KINDS = [("hf", f, False) for f in FAMILIES] + [
+    ("vllm", "qwen2_5_vl", False),
+    ("vllm", "qwen3_vl", True),
+    ("vllm", "qwen2_vl", False),
+    ("vllm", "qwen2", False),
+    ("vllm", "qwen3", True),
+]
 """(engine, family, merge). vLLM takes half a minute to start, so not every family runs with both ways to load an adapter."""
 
 
@@ -47,12 +54,12 @@ def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
 
 
 class Episode:
-    """The turns of an episode: new tokens with their pictures."""
+    """The turns of an episode: new tokens with their pictures, which a text model's episodes lack."""
 
     def __init__(self, maker: Maker, sizes: Sequence[Sequence[tuple[int, int]]], words: int = 4):
         self.turns = []
         for pictures in sizes:
-            views = [maker.view(*size) for size in pictures]
+            views = [maker.view(*size) for size in pictures if maker.spec.reads_images]
             tokens = maker.text(words)
             for view in views:
                 tokens += maker.image(view) + maker.text(2)
@@ -99,21 +106,11 @@ async def run_all(engine: Engine, episodes: Sequence[Episode], sampling: Sequenc
 
 def check_greedy(model: torch.nn.Module, sample: TrainSample, banned: Sequence[int]) -> float:
     """Check that every policy token is the most likely allowed one in transformers; return the largest log-prob error."""
-    from tiny_policy import spec
-
-    from pixelis.policy.vision import patchify
-
-    s = spec(model.config.model_type)
-    ids = torch.from_numpy(sample.tokens)[None]
-    inputs = {}
-    if sample.views:
-        pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-        inputs = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
     with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
+        logits = stock_logits(model, sample)[:-1]
         expected = stock_log_probs(model, sample).numpy()
     allowed = logits.index_fill(1, torch.tensor(banned), float("-inf"))
-    chosen = allowed.gather(1, ids[0, 1:, None])[:, 0]
+    chosen = allowed.gather(1, torch.from_numpy(sample.tokens)[1:, None])[:, 0]
     assert (allowed.amax(1) - chosen)[torch.from_numpy(sample.mask[1:])].max() < 1e-4  # two tokens may be equally good
     return float(np.abs(expected - sample.log_probs[sample.mask]).max())
 
@@ -172,7 +169,11 @@ def test_vllm_loads_exported_adapters(running: RunningEngine, monkeypatch: pytes
     """The folder of `pixelis export`, whose scale is not folded into the weights."""
     if not running.swaps:
         pytest.skip("only vLLM applies adapters at runtime")
-    monkeypatch.setattr("pixelis.engines.vllm.write_peft", lambda adapter, folder, **_: write_peft(adapter, folder, "base"))
+
+    def exported(adapter: Adapter, folder: Path, text_only: bool, **_: object) -> Path:
+        return write_peft(adapter, folder, "base", text_only=text_only)
+
+    monkeypatch.setattr("pixelis.engines.vllm.write_peft", exported)
     adapter = random_adapter(running.family, seed=11)
 
     async def body(engine) -> None:
@@ -375,7 +376,7 @@ def test_a_bad_request_fails_alone_and_can_be_corrected(running: RunningEngine):
     async def body(engine: Engine) -> None:
         maker = Maker(running.family, seed=12)
         good, bad = (Episode(maker, [[SIZES[0]], [SIZES[1]]]) for _ in range(2))
-        tokens, _ = bad.turns[0]
+        tokens = bad.turns[0][0] if running.spec.reads_images else [running.spec.image_token]
         one, two, three = [await engine.open() for _ in range(3)]
         results = await asyncio.gather(
             good.run(one, GREEDY),

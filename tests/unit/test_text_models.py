@@ -18,8 +18,7 @@ from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.hf import HfEngine
-from pixelis.engines.vllm_files import link_model
-from pixelis.errors import BadConfig, BadInput
+from pixelis.errors import BadInput
 from pixelis.jobs import tiny_model
 from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import write_merged_model, write_peft
@@ -127,7 +126,7 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_and_vllm_are_refused_with_the_way_out(family: str, tmp_path: Path) -> None:
+def test_pictures_are_refused_with_the_way_out(family: str, tmp_path: Path) -> None:
     tiny_model.make(tmp_path / "tiny", family)
     tokenizer = load_tokenizer(tmp_path / "tiny")
     spec = ModelSpec.load(tmp_path / "tiny", tokenizer)
@@ -136,8 +135,6 @@ def test_pictures_and_vllm_are_refused_with_the_way_out(family: str, tmp_path: P
     assert r.prompt(Question(id="q", question="3 + 4?"), [])[-1].tokens
     with pytest.raises(BadInput, match="reads text alone"):
         r.prompt(Question(id="q", question="What?"), [ImageView(id="img0", view_size=(56, 56))])
-    with pytest.raises(BadConfig, match=r"engine vllm"):
-        link_model(tmp_path / "tiny", tmp_path / "linked", spec, 784, 7840)
     arch = Architecture(str(tmp_path / "tiny"))
     assert (arch.vision, arch.vision_parameters, arch.family) == (None, 0, family)
     assert len(arch.single_layer(LORA).model.language_model.layers) == 1

@@ -121,19 +121,26 @@ class Maker:
         )
 
 
-def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a time."""
+def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
+    """Logits [n, vocab] of a sample by transformers' own forward, unpadded."""
     from pixelis.policy.vision import patchify
 
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
+    if not s.reads_images:  # these classes leave the whole forward pass to the learner
+        return model.lm_head(model.model.language_model(input_ids=ids).last_hidden_state)[0]
     inputs: dict[str, torch.Tensor] = {}
     if sample.views:
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
         inputs = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].float() / temperature
-    logits = logits.index_fill(1, torch.tensor(s.banned), float("-inf"))
-    chosen = torch.log_softmax(logits, -1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0]
+
+
+def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a time."""
+    logits = stock_logits(model, sample).float() / temperature
+    logits = logits.index_fill(1, torch.tensor(spec(model.config.model_type).banned), float("-inf"))
+    chosen = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(sample.tokens)[1:, None])[:, 0]
     return chosen[torch.from_numpy(sample.mask[1:])]
 
 
