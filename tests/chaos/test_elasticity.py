@@ -1,4 +1,7 @@
-"""Generators of a run join as nodes are added, and leave with lost nodes, without a lost or doubled group; nodes come by need."""
+"""Generators of a run join as nodes are added, and leave with lost nodes, without a lost or doubled group; nodes come by need.
+
+Shorter: killed generators in test_rollout_faults.py, more and fewer generators in tests/serve/test_generator_scaling.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -43,7 +46,6 @@ def test_generators_come_and_go_with_their_nodes(tmp_path: Path, record_figures:
     assert (result["lost"], result["doubled"]) == (0, 0)
 
 
-@pytest.mark.long  # generators that join and leave: above
 def test_an_autoscaler_adds_nodes_for_generators_and_removes_them_after_the_job(
     tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:

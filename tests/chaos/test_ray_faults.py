@@ -44,6 +44,7 @@ def play(case: str, folder: Path, **variables: str) -> dict[str, Any]:
     return json.loads(results[0].removeprefix("RESULT "))
 
 
+@pytest.mark.long  # tests/unit/test_storage.py: object stores that are too small are named beforehand
 def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record_figures: RecordFigures) -> None:
     """F8: another actor holds three times the 80 MB of the store for a while.
 
@@ -106,9 +107,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("resume", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long  # tests/unit/test_driver.py: the message
 def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_resumes(
-    tmp_path: Path, record_figures: RecordFigures, resume: bool
+    tmp_path: Path, record_figures: RecordFigures
 ) -> None:
     """F18: every process of the head is killed. Goal: a clear error in 30 s (busy: 90), exit code 1, resume."""
     settings = ["policy.model=nano", "rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
@@ -141,8 +142,6 @@ def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_res
     assert seconds < 90
     latest = checkpoint.latest(tmp_path)
     assert latest is not None
-    if not resume:
-        return
     reached = checkpoint.step_of(latest)
     with head(port):
         wait_for_port(port)

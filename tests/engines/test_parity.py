@@ -43,9 +43,12 @@ def name(kind: tuple[str, str, bool]) -> str:
     return f"{engine}{'-merge' if merge else ''}-{family}"
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(k, id=name(k), marks=[pytest.mark.slow] if k[0] == "vllm" else []) for k in KINDS]
-)
+def marks(kind: tuple[str, str, bool]) -> list[pytest.MarkDecorator]:
+    engine, _, merge = kind
+    return [] if engine == "hf" else [pytest.mark.slow, pytest.mark.long] if merge else [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=[pytest.param(kind, id=name(kind), marks=marks(kind)) for kind in KINDS])
 def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
     """An engine of each kind: hf, vLLM with adapters at runtime, and vLLM with merged weights (for adapters of lm_head)."""
     engine, family, merge = request.param

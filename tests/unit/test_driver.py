@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_policy
 from small_disks import fill, make_read_only, small_disk
 
+from pixelis.actors import node_watch
 from pixelis.config import Config, parse
 from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
 from pixelis.jobs import driver as jobs
@@ -224,6 +226,28 @@ def test_an_error_becomes_one_message_and_an_exit_code(
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(KeyError), jobs.driver("rft"):
         raise KeyError("x")
+
+
+def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def exit(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(jobs.os, "_exit", exit)
+    monkeypatch.setattr(jobs, "HEAD_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(node_watch.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        head = node_watch.HeadWatch()
+        jobs.end_without_head("rft", head)
+    jobs.end_without_head("rft", head)  # it may only restart
+    time.sleep(0.2)
+    with pytest.raises(SystemExit, match="1"):
+        jobs.end_without_head("rft", head)
+    output = capfd.readouterr().err
+    assert output.startswith(f"pixelis rft: the head of the Ray cluster at {address} has not answered for ")
+    assert "fix: start the cluster again" in output
 
 
 # -- while work runs ----------------------------------------------------------------------------------------------------------

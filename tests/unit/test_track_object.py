@@ -85,14 +85,22 @@ def test_a_known_motion_is_followed():
 @pytest.mark.parametrize(
     ("path", "size", "photo", "move", "grow"),
     [
-        (
+        pytest.param(
             BUNNY,
             (1280, 720),
             FACE,
             lambda t: (0.2 + 0.6 * t, 0.5 + 0.25 * math.sin(2 * math.pi * t)),
             lambda t: 140 * (1 + 0.6 * t),
+            marks=pytest.mark.long,
         ),
-        (BUNNY, (1280, 720), CAT, lambda t: (0.4 + 0.2 * t, 0.5), lambda t: 330 * (0.7 + 0.6 * t)),
+        pytest.param(
+            BUNNY,
+            (1280, 720),
+            CAT,
+            lambda t: (0.4 + 0.2 * t, 0.5),
+            lambda t: 330 * (0.7 + 0.6 * t),
+            marks=pytest.mark.long,
+        ),
         (BIKES, (640, 272), CAT, lambda t: (0.8 - 0.6 * t, 0.35 + 0.3 * t), lambda t: 90 * (1 - 0.4 * t)),
         (BIKES, (640, 272), FACE, lambda t: (0.1 + 0.8 * t, 0.5 + 0.3 * math.sin(9 * t)), lambda t: 28),
         (CARPHONE, (176, 144), CAT, lambda t: (0.5 + 0.25 * math.cos(6 * t), 0.5 + 0.2 * math.sin(6 * t)), lambda t: 45),
@@ -129,7 +137,11 @@ def test_an_object_that_leaves_or_vanishes_is_lost(way):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "first", "last", "box"),
-    [(CARPHONE, 0, 118, (59, 14, 115, 95)), (CARPHONE, 0, 118, (82, 106, 140, 122)), (BUNNY, 60, 130, (380, 80, 640, 600))],
+    [
+        pytest.param(CARPHONE, 0, 118, (59, 14, 115, 95), marks=pytest.mark.long),
+        (CARPHONE, 0, 118, (82, 106, 140, 122)),
+        pytest.param(BUNNY, 60, 130, (380, 80, 640, 600), marks=pytest.mark.long),
+    ],
     ids=["face in a car", "bow tie", "bunny"],
 )
 def test_real_tracks_are_not_cut(path, first, last, box):
