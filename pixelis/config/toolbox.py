@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from pixelis.config.base import Section
@@ -22,6 +24,10 @@ class ToolboxConfig(Section):
     cache_bytes: int = Field(256_000_000, ge=0, description="size of each generator's cache for repeated calls")
     max_image_bytes: int = Field(20_000_000, ge=1, description="maximum size of an encoded image")
     max_image_pixels: int = Field(50_000_000, ge=1, description="maximum number of pixels of an image, checked before decoding")
+    video_backend: Literal["pyav", "decord"] = Field(
+        "pyav",
+        description="reader of clips; decord, which must be installed, refuses a clip of which it reads other frames than pyav",
+    )
     max_video_bytes: int = Field(500_000_000, ge=1, description="maximum size of an encoded clip")
     max_video_seconds: float = Field(3600.0, gt=0, description="maximum duration of a clip")
     max_video_frames: int = Field(200_000, ge=1, description="maximum number of frames of a clip")

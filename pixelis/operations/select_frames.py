@@ -7,7 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
+from pixelis.operations.decord_frames import require_decord
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.video import Clip
 
@@ -43,6 +45,12 @@ class SelectFrames(Operation):
         "between start and end seconds. Returns each frame with its number and time."
     )
     Arguments = SelectFramesArguments
+
+    @classmethod
+    def ready(cls, settings: ToolboxConfig) -> None:
+        """Raise MissingDependency for a ``toolbox.video_backend`` that is not installed."""
+        if settings.video_backend == "decord":
+            require_decord()
 
     @classmethod
     def run(cls, arguments: SelectFramesArguments, target: Target, scene: Scene) -> Result:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 from pydantic import model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingDependency, OperationError
@@ -20,6 +21,7 @@ from pixelis.operations.draw import annotate
 from pixelis.operations.media import subsample
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.pixel_budget import shrink
+from pixelis.operations.track_masks import check_masks, segment_track
 from pixelis.operations.video import Clip
 from pixelis.records import Box
 
@@ -46,12 +48,16 @@ PixelBox = tuple[float, float, float, float]
 
 
 class TrackObjectArguments(OperationArguments):
-    """``box``: the object in frame ``start``, 0..1 of the target; or ``object``: the id of an object, tracked from its frame."""
+    """``box``: the object in frame ``start``, 0..1 of the target; or ``object``: the id of an object, tracked from its frame.
+
+    ``masks``: also return the object's mask in each frame. It is not in the schema that the policy reads.
+    """
 
     box: BoxArgument | None = None
     object: str | None = None
     start: int | None = None
     end: int | None = None
+    masks: SkipJsonSchema[bool] = False
 
     @model_validator(mode="after")
     def _one_way(self) -> TrackObjectArguments:
@@ -90,7 +96,7 @@ class TrackObject(Operation):
         """Track up to frame ``end`` or for ``max_track_frames`` frames; shows up to four frames.
 
         Raises OperationError ``not_a_video``, ``unknown_object``, ``bad_target``, ``bad_box``, ``too_small``, ``out_of_range``,
-        ``nothing_found``; MissingDependency when OpenCV comes without CSRT.
+        ``nothing_found``, ``limit`` for too many masks; MissingDependency when OpenCV comes without CSRT.
         """
         clip = target.clip
         first, box = _begin(arguments, target, scene)
@@ -101,12 +107,14 @@ class TrackObject(Operation):
                 raise OperationError(f"frame {first} is the last frame, there is nothing to track", code="out_of_range")
             raise OperationError(f"end must be in {first + 1}..{last}, after start {first}", code="out_of_range")
         stop = min(end, first + scene.settings.max_track_frames - 1)
+        if arguments.masks:
+            check_masks(stop - first + 1)
         cv2.setRNGSeed(scene.seed & 0x7FFFFFFF)
         edges = geometry.to_pixels(box, clip.width, clip.height)
         track = follow(clip, first, stop, edges)
         if track.status == "completed" and stop < end:
             track = Track(track.first, track.boxes, track.scores, "active")
-        return _report(track, clip, target, scene)
+        return _report(track, clip, target, scene, arguments.masks)
 
 
 def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tuple[int, Box]:
@@ -280,7 +288,7 @@ def motion(boxes: Sequence[PixelBox], times: Sequence[float]) -> dict[str, dict[
     return statistics
 
 
-def _report(track: Track, clip: Clip, target: Target, scene: Scene) -> Result:
+def _report(track: Track, clip: Clip, target: Target, scene: Scene, masks: bool) -> Result:
     frames = list(range(track.first, track.first + len(track.boxes)))
     boxes = [_normalise(box, clip.width, clip.height) for box in track.boxes]
     statistics = motion(track.boxes, [float(clip.times[frame]) for frame in frames])
@@ -306,6 +314,9 @@ def _report(track: Track, clip: Clip, target: Target, scene: Scene) -> Result:
         "scores": track.scores,
         "statistics": statistics,
     }
+    if masks:
+        codes = segment_track(clip, frames, boxes, scene.settings, scene.seed)
+        entry["masks"], record["mask"] = codes, codes[-1]
     data = {"tracks": [entry], "objects": [record]}
     return Result(_text(entry, clip, target, scene), _views(entry, clip, scene), data)
 
@@ -342,6 +353,7 @@ def _views(entry: dict[str, Any], clip: Clip, scene: Scene) -> list[View]:
     numbers = [entry["frames"][i] for i in indices]
     views = []
     for i, number, frame in zip(indices, numbers, clip.frames(numbers), strict=True):
-        pixels = annotate(scene.fit_frame(frame), {"boxes": [entry["boxes"][i]]})
+        mask = entry["masks"][i] if "masks" in entry else None
+        pixels = annotate(scene.fit_frame(frame), {"boxes": [entry["boxes"][i]], "objects": [{"mask": mask}] if mask else []})
         views.append(View(pixels, None, number, float(clip.times[number])))
     return views

@@ -1,7 +1,8 @@
 """Clips with the exact time of every frame and random access to frames by number.
 
 PyAV reads every container. (decord silently returns wrong frames on random access to open groups of pictures, HEVC, intra
-refresh, MPEG-4 with B-frames and transport streams, and other colours for interlaced and 10-bit clips.) A clip is indexed once,
+refresh, MPEG-4 with B-frames and transport streams, and other colours for interlaced and 10-bit clips. It is an optional back-end
+for the clips on which it is proved to agree, see ``decord_frames``.) A clip is indexed once,
 when it is opened: packets are counted instead of trusting the header, and the decoder verifies that each packet yields one frame.
 Where it does not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once to number its frames. Later reads
 start at the preceding key frame and identify frames by time.
@@ -25,6 +26,7 @@ from PIL import Image
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, OperationError
 from pixelis.operations.container import Source, frame_pixels, undecodable
+from pixelis.operations.decord_frames import DecordReader, prove_equal
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import FORMATS, load_image
 from pixelis.records import Span
@@ -57,6 +59,7 @@ class Clip:
     container: str
     sha256: str
     keys: tuple[int, ...] = ()
+    backend: str = "pyav"
     whole: Clip | None = None
     numbers: np.ndarray | None = None
 
@@ -137,6 +140,7 @@ def open_clip(
 
     ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of ``settings`` apply to the
     whole clip and are checked before decoding.
+    With ``toolbox.video_backend: decord`` a clip that decord reads otherwise is refused with code video_backend.
     Raises BadImage with code video_scheme, video_not_found, video_empty, video_too_many_bytes, video_too_many_pixels,
     video_too_many_frames, video_too_long, video_no_picture, video_frames_differ, video_span or video_undecodable, and image_* for
     the pictures of a list. Any path is opened: a gateway must let only ``data:`` URLs through.
@@ -144,6 +148,8 @@ def open_clip(
     if isinstance(source, (bytes, str, Path)):
         data = _read(source, settings.max_video_bytes)
         clip = _index(data, hashlib.sha256(data.data).hexdigest(), settings)
+        if settings.video_backend == "decord":
+            clip = _with_decord(clip)
     else:
         clip = _frame_list(list(source), settings, fps)
     return clip if spans is None else clip.cut(spans)
@@ -414,15 +420,40 @@ class _Frames:
 
 _FRAMES = _Frames()
 _LOCK = threading.RLock()
-_READERS: OrderedDict[str, _Reader] = OrderedDict()
+_READERS: OrderedDict[str, _Reader | DecordReader] = OrderedDict()
 
 
-def _reader(clip: Clip) -> _Reader:
-    reader = _READERS.pop(clip.sha256, None)
+_PROVED: OrderedDict[str, None] = OrderedDict()
+"""Clips that decord reads like PyAV."""
+
+
+def _with_decord(clip: Clip) -> Clip:
+    with _LOCK:
+        if clip.sha256 not in _PROVED:
+            reader = _new_reader(clip)
+            try:
+                prove_equal(clip.data[0], clip.times, clip.keys, lambda: map(reader.read, range(len(clip.times))))
+            finally:
+                reader.close()
+            _PROVED[clip.sha256] = None
+            while len(_PROVED) > 1000:
+                _PROVED.popitem(last=False)
+    return replace(clip, backend="decord")
+
+
+def _new_reader(clip: Clip) -> _Reader | DecordReader:
+    if clip.backend == "decord":
+        return DecordReader(clip.data[0])
+    size = (clip.width, clip.height)
+    return _Reader(clip.data[0], clip.times, clip.keys, max(4 * clip.width * clip.height, 1 << 20), size)
+
+
+def _reader(clip: Clip) -> _Reader | DecordReader:
+    key = f"{clip.backend} {clip.sha256}"
+    reader = _READERS.pop(key, None)
     if reader is None:
-        size = (clip.width, clip.height)
-        reader = _Reader(clip.data[0], clip.times, clip.keys, max(4 * clip.width * clip.height, 1 << 20), size)
-    _READERS[clip.sha256] = reader
+        reader = _new_reader(clip)
+    _READERS[key] = reader
     while len(_READERS) > 2:
         _READERS.popitem(last=False)[1].close()
     return reader

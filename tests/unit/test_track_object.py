@@ -14,10 +14,13 @@ import skimage.data
 from clips import BIKES, BUNNY, CARPHONE, Moving, encode, footage, overlap, paste
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pycocotools import mask as coco
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingDependency, OperationError
 from pixelis.operations import Result, Scene, execute
+from pixelis.operations.get_properties import GetProperties
+from pixelis.operations.masks import decode
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.track_object import TrackObject, motion
 from pixelis.operations.video import Clip, open_clip
@@ -218,6 +221,36 @@ def test_a_path_is_never_shorter_than_its_displacement(corners):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_masks_follow_the_object():
+    clip, (_, truth) = arc()
+    where = scene(clip)
+    result = run(where, box=share(clip, truth[0]), end=11, masks=True)
+    track, record = result.data["tracks"][0], result.data["objects"][0]
+    assert len(track["masks"]) == len(track["frames"]) == 12
+    overlaps = []
+    for code, edges in zip(track["masks"], truth, strict=False):
+        x0, y0, x1, y1 = edges
+        y, x = np.mgrid[: clip.height, : clip.width]
+        oval = ((x + 0.5 - (x0 + x1) / 2) / (x1 - x0)) ** 2 + ((y + 0.5 - (y0 + y1) / 2) / (y1 - y0)) ** 2 <= 0.25
+        mask = coco.decode({"size": code["size"], "counts": code["counts"].encode()}).astype(bool)
+        overlaps.append((mask & oval).sum() / (mask | oval).sum())
+    assert np.mean(overlaps) > 0.6
+    assert json.loads(json.dumps(result.data)) == result.data
+    later = scene(clip, {record["id"]: record})
+    measured = GetProperties.run(GetProperties.check({"object": record["id"], "groups": ["size"]}), later.target("vid0"), later)
+    assert measured.data["properties"]["size"]["area_pixels"]["value"] == decode(track["masks"][-1]).area
+    assert "masks" not in run(scene(clip), box=share(clip, truth[0]), end=2).data["tracks"][0]
+
+
+def test_too_many_masks_are_refused_before_tracking():
+    clip = open_clip(encode(footage(BIKES, 70, 64, 32)), SETTINGS)
+    with pytest.raises(OperationError, match="masks of 70 frames") as error:
+        run(scene(clip), box=[0.2, 0.2, 0.6, 0.6], masks=True)
+    assert error.value.code == "limit"
+    assert "masks" not in json.dumps(TrackObject.Arguments.model_json_schema()["properties"])
+
+
 def test_going_on_from_a_track():
     clip, (_, truth) = arc()
     capped = ToolboxConfig(max_track_frames=15)

@@ -20,9 +20,9 @@ from PIL import Image
 
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
-from pixelis.errors import BadImage, OperationError
+from pixelis.errors import BadImage, MissingDependency, OperationError
 from pixelis.operations import video
-from pixelis.operations.select_frames import SelectFramesArguments, _requested_frames
+from pixelis.operations.select_frames import SelectFrames, SelectFramesArguments, _requested_frames
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Media
 
@@ -75,6 +75,40 @@ def test_decord_reads_the_same_pixels_from_first_to_last(name, capfd):
     clip = open_clip(data, SETTINGS)
     assert len(reader) == len(clip.times)
     assert all(np.array_equal(frame, reader[i].asnumpy()) for i, frame in enumerate(clip.frames(range(len(clip.times)))))
+
+
+PROVED = {"mp4 h264 with B-frames", "mov mjpeg", "mkv ffv1", "avi mpeg4"}
+REFUSED = {"mp4 h264 open groups", "mp4 h264 intra refresh", "mp4 uneven times", "mp4 h264 10 bit", "avi h264", "wmv", "raw h264"}
+
+
+@pytest.mark.slow
+def test_decord_reads_the_frames_of_the_index_or_refuses_the_clip(capfd):
+    pytest.importorskip("decord")
+    accepted, codes = set(), set()
+    for name in sorted(PROVED | REFUSED):
+        data = CONTAINERS[name]()
+        try:
+            clip = open_clip(data, ToolboxConfig(video_backend="decord"))
+        except BadImage as error:
+            codes.add(error.code)
+            continue
+        accepted.add(name)
+        whole = open_clip(data, SETTINGS)
+        expected = [frame.copy() for frame in whole.frames(range(len(whole.times)))]
+        _forget()
+        order = np.random.default_rng(1).permutation(len(expected))
+        assert [int(i) for i in order if not np.array_equal(clip.frame(int(i)), expected[i])] == [], name
+    assert codes == {"video_backend"}
+    assert accepted == PROVED
+
+
+def test_decord_that_is_not_installed_names_the_fix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "decord", None)
+    with pytest.raises(MissingDependency) as error:
+        open_clip(encode(footage()), ToolboxConfig(video_backend="decord"))
+    assert "pip install decord" in error.value.fix
+    with pytest.raises(MissingDependency):
+        SelectFrames.ready(ToolboxConfig(video_backend="decord"))
 
 
 @pytest.mark.parametrize("path", [BIKES, CARPHONE], ids=lambda path: path.stem)
