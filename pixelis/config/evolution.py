@@ -102,10 +102,6 @@ class ThresholdConfig(Section):
     at_most: float | None = Field(None, description="alert when the metric is at or below this value")
     severity: Literal["info", "warning", "critical"] = Field("warning", description="severity of the alert")
     cooldown_s: float = Field(300.0, ge=0, description="seconds before the same alert is repeated")
-    each_incident: bool = Field(
-        False,
-        description="ignore cooldown_s when the metric crosses the threshold anew, for metrics that do not flutter about it",
-    )
 
     @model_validator(mode="after")
     def _one_side(self) -> ThresholdConfig:

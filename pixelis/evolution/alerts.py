@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import queue
 import threading
@@ -32,7 +31,7 @@ LOG_LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": loggi
 BUILT_IN = (
     ThresholdConfig(metric="update_rate", at_most=0.0, severity="warning", cooldown_s=600.0),
     ThresholdConfig(metric="faiss_failure_rate", over=0.1, severity="critical", cooldown_s=300.0),
-    ThresholdConfig(metric="memory_refuses", over=0.0, severity="critical", cooldown_s=3600.0, each_incident=True),
+    ThresholdConfig(metric="memory_refuses", over=0.0, severity="critical", cooldown_s=3600.0),
     ThresholdConfig(metric="memory_damaged", over=0.0, severity="critical", cooldown_s=86_400.0),
     ThresholdConfig(metric="mean_kl", over=0.2, severity="warning", cooldown_s=300.0),
     ThresholdConfig(metric="queue_size", over=900.0, severity="warning", cooldown_s=180.0),
@@ -77,8 +76,6 @@ class Alerter:
         self.webhook = Webhook(url, config.webhook_env) if url else None
         self.counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, str], Alert] = {}
-        self._recovered: set[tuple[str, str]] = set()
-        """Metrics that were last within their thresholds."""
         self._recent: deque[Alert] = deque(maxlen=RECENT)
         self._lock = threading.Lock()
 
@@ -86,24 +83,18 @@ class Alerter:
         """Report and return the new alerts of these metrics; NaN is ignored.
 
         When a metric is beyond several thresholds, the most severe one alerts. The same (component, metric) alerts again after
-        the threshold's ``cooldown_s``, or at once when the severity rises, or, with ``each_incident``, when it was within its
-        thresholds in between.
+        the threshold's ``cooldown_s``, or at once when the severity rises.
         """
         now = time.time() if now is None else now
         with self._lock:
             alerts = []
             for metric, value in metrics.items():
                 threshold = self._exceeded(metric, value)
-                if math.isnan(value):
-                    continue
                 if threshold is None:
-                    self._recovered.add((component, metric))
                     continue
-                previous, recovered = self._latest.get((component, metric)), (component, metric) in self._recovered
-                self._recovered.discard((component, metric))
+                previous = self._latest.get((component, metric))
                 if (
                     previous is not None
-                    and not (recovered and threshold.each_incident)
                     and SEVERITY[threshold.severity] <= SEVERITY[previous.severity]
                     and 0 <= now - previous.time < threshold.cooldown_s
                 ):

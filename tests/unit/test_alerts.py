@@ -76,18 +76,6 @@ def test_a_cooldown_applies_to_one_component_and_metric():
     assert alerter.check({"mean_kl": 1.0, "queue_size": 1000}, now=2, component="learner") == []
 
 
-def test_each_refusal_of_the_disk_is_one_alert():
-    alerter = Alerter(AlertsConfig(), environment={})
-    refuses = [1, 1, 1, 0, 0, 1, 1, float("nan"), 1]
-    assert [len(alerter.check({"memory_refuses": value}, now=10 * i)) for i, value in enumerate(refuses)] == [
-        *(1, 0, 0, 0, 0, 1, 0, 0, 0)
-    ]
-    assert len(alerter.check({"memory_refuses": 1}, now=50 + 3600)) == 1  # it lasts
-    assert alerter.check({"mean_kl": 1.0}, now=0)
-    assert not alerter.check({"mean_kl": 0.0}, now=1)
-    assert not alerter.check({"mean_kl": 1.0}, now=2)  # flutters
-
-
 def test_a_more_severe_alert_ignores_the_cooldown():
     alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")]), environment={})
     assert [a.severity for a in alerter.check({"mean_kl": 0.3}, now=0)] == ["warning"]

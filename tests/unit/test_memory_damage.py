@@ -16,7 +16,6 @@ from memory_entries import PNG, entries, vectors
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.memory import Entry, Shard
-from pixelis.memory import rows as rows_module
 from pixelis.memory import shard as shard_module
 from pixelis.memory.salvage import prepare
 from pixelis.records import Feedback
@@ -42,7 +41,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[Entry]
 
 
 def read_all(shard: Shard) -> list[Entry]:
-    return [entry for chunk in shard._stored.entries(sorted(shard._ids)) for entry in chunk]
+    return [entry for chunk in shard._chunks() for entry in chunk]
 
 
 def same(one: Entry, other: Entry) -> bool:
@@ -99,7 +98,7 @@ def test_a_flipped_bit_is_never_silent(
 
 
 def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "CHUNK", 4)
+    monkeypatch.setattr(shard_module, "CHUNK", 4)
     shard = Shard(tmp_path, MemoryConfig())
     given = entries(10)
     for entry in given:

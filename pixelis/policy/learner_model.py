@@ -1,0 +1,196 @@
+"""The policy on one worker of the learner: its model under DeepSpeed, and forward passes without gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pixelis import config
+from pixelis.errors import BadConfig
+from pixelis.policy.adapters import Adapter, check_adapter
+from pixelis.policy.critic import Critic
+from pixelis.policy.deepspeed_engine import Shards, ZeroEngine, deepspeed_config, ensure_process_group
+from pixelis.policy.distributed import sum_over_workers
+from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
+from pixelis.policy.log_probs import PolicyModule
+from pixelis.policy.lora import add_lora, lora_parameters
+from pixelis.policy.model import default_device, load_model, pick_dtype
+from pixelis.policy.model_path import fingerprint, resolve
+from pixelis.policy.packing import PackedBatch, collate, pack_samples
+from pixelis.policy.samples import TrainSample, unusable
+from pixelis.policy.sequence_parallel import SequenceGroup
+
+
+class LearnerModel:
+    """The policy and its critic on one worker. With several workers, all of them must call each method together.
+
+    temperature: of the rollouts; adapter: initial weights (None: the base model); critic: of PPO. Raises BadConfig, MissingFile
+    and BadInput before allocating the optimizer.
+    """
+
+    def __init__(
+        self,
+        policy: config.PolicyConfig,
+        learner: config.LearnerConfig,
+        *,
+        seed: int,
+        temperature: float,
+        adapter: Adapter | None,
+        critic: config.CriticConfig | None,
+        device: torch.device | str | None,
+    ):
+        self.policy, self.learner, self.seed = policy, learner, seed
+        if temperature <= 0:
+            raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
+        self.device = torch.device(device) if device is not None else default_device()
+        dtype = pick_dtype(policy.dtype, self.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(learner.threads)
+        elif dtype == torch.bfloat16:
+            # For the adapters' float32 products: their inputs are bfloat16, and TF32 keeps three bits more of the adapters.
+            torch.set_float32_matmul_precision("high")
+        ensure_process_group(self.device)
+        bfloat16 = policy.full and dtype == torch.bfloat16
+        settings = deepspeed_config(learner, bfloat16, self.device)
+        divides = settings["zero_optimization"]["stage"] == 3 and dist.get_world_size() > 1
+        self.model, self.tokenizer, self.spec = load_model(policy, self.device, zero3=settings if divides else None)
+        self.base_sha256 = fingerprint(resolve(policy.model))
+        self.sequence = SequenceGroup.create(learner.sequence_parallel)
+        self.shares_prompts = use_packed_attention(self.model)
+        self.sequence.check(self.model)
+        if policy.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        parameters = self._make_trainable()
+        module = PolicyModule(self.model, self.spec, temperature, learner.zero_stage == 3, self.sequence)
+        self._check_adapter(adapter, parameters)
+        self.critic: Critic | None = None
+        self.hidden: torch.Tensor | None = None
+        if critic is not None:
+            self.critic = Critic(self.model.model.language_model.config.hidden_size, critic, seed, self.device)
+            module.observe = functools.partial(setattr, self, "hidden")
+        self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
+        if adapter is not None:
+            self.zero.set_weights(adapter.tensors)
+        # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
+        self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
+        self.reference: Shards | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes files."""
+        return dist.get_rank() == 0
+
+    def _make_trainable(self) -> dict[str, torch.nn.Parameter]:
+        if self.policy.full:
+            self.model.requires_grad_(True)
+            return dict(self.model.named_parameters())
+        add_lora(self.model, self.policy.lora, self.seed)
+        return lora_parameters(self.model)
+
+    def _check_adapter(self, adapter: Adapter | None, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        # Under ZeRO-3 the module holds empty placeholders.
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+        if adapter is not None:
+            check_adapter(adapter, self.policy, self.base_sha256, shapes)
+
+    def _empty_batch(self) -> PackedBatch:
+        """A minimal sample without a loss."""
+        tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
+        sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
+        return self.sequence.part(collate([sample], self.spec), self.spec)
+
+    def _collate(self, samples: Sequence[TrainSample]) -> PackedBatch:
+        """This worker's part of the row of these samples."""
+        return self.sequence.part(collate(samples, self.spec, self.shares_prompts), self.spec)
+
+    def _view_features(self, batch: PackedBatch) -> Features | None:
+        if self.features is None or not batch.views:
+            return None
+        return concatenate(self.features.get(self.model, self.spec, batch.views, batch.digests))
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        """Switch dropout off, as in an engine."""
+        self.model.train(self.policy.lora.dropout == 0)
+        try:
+            yield
+        finally:
+            self.model.train()
+
+    @torch.no_grad()
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """Log-probabilities of each sample's policy tokens under the current weights, float32, without dropout.
+
+        Empty for an unusable sample.
+        """
+        with self._without_dropout():
+            return self._per_token(samples, lambda new: new)
+
+    @torch.no_grad()
+    def values(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """The critic's value before each policy token of each sample, float32. Empty for an unusable sample."""
+        critic = self.critic
+        assert critic is not None
+        with self._without_dropout():
+            return self._per_token(samples, lambda _: critic.values(self.hidden) if self.hidden is not None else _)
+
+    def _per_token(self, samples: Sequence[TrainSample], read: Callable[[torch.Tensor], torch.Tensor]) -> list[np.ndarray]:
+        """What `read` returns for the log-probabilities of each packed batch, by sample."""
+        out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
+        usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
+        capacity = self.learner.rows * self.learner.row_tokens
+        bins = pack_samples([samples[i] for i in usable], self.spec, capacity, self.shares_prompts)
+        # A ZeRO-3 forward pass gathers parameters, so workers with fewer batches must take part in all passes.
+        passes = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
+        for bin_ in bins:
+            members = [usable[i] for i in bin_]
+            batch = self._collate([samples[i] for i in members]).to(self.device)
+            new, _ = self.zero.engine.module(batch, self._view_features(batch))
+            sizes = [samples[i].policy_tokens for i in members]
+            for i, values in zip(members, np.split(read(new).cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
+                out[i] = values
+        for _ in range(len(bins), passes):
+            self.zero.engine.module(self._empty_batch().to(self.device), None)
+        return out
+
+    def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
+        """KL penalty of each sample for `rft.loss.kl_in=reward`: behaviour - reference log-probability (k1), summed over tokens.
+
+        An unbiased estimate of KL(behaviour policy || reference), which can be negative. None for an unusable sample. Raises
+        BadConfig if there is no reference.
+        """
+        return [float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)]
+
+    def token_kl(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """Behaviour - reference log-probability (k1) of each policy token of each sample; empty for an unusable sample."""
+        if self.reference is None:
+            raise BadConfig("there is no reference policy to measure the KL divergence from", fix="set rft.loss.kl above 0")
+        with self.zero.using(self.reference):
+            reference = self.log_probs(samples)
+        return [s.log_probs[s.mask] - values if len(values) else values for s, values in zip(samples, reference, strict=True)]
+
+    @torch.no_grad()
+    def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[torch.Tensor]:
+        """Log-probabilities of each batch. Under ZeRO-3 every worker takes part in all passes."""
+        empty = [self._empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
+        on_device = (batch.to(self.device) for batch in [*batches, *empty])
+        with self._without_dropout(), self.zero.using(self.reference or {}):
+            results = [self.zero.engine.module(batch, self._view_features(batch))[0] for batch in on_device]
+        return results[: len(batches)]
+
+    def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
+        """KL(behaviour policy || current weights) in nats per token, over all workers' usable samples.
+
+        The mean of exp(r) - 1 - r with r = current - behaviour log-probability: unbiased for samples of the behaviour policy and
+        never negative (k3 of http://joschu.net/blog/kl-approx.html). Infinite on overflow.
+        """
+        ratios = [new - s.log_probs[s.mask] for s, new in zip(samples, self.log_probs(samples), strict=True) if len(new)]
+        r = np.concatenate(ratios).astype(np.float64) if ratios else np.empty(0)
+        with np.errstate(over="ignore"):
+            total, tokens = sum_over_workers([float(np.sum(np.expm1(r) - r)), float(len(r))])
+        return total / tokens if tokens else 0.0
