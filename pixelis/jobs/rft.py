@@ -17,7 +17,9 @@ from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import publisher_for
 from pixelis.config import Config, from_command_line
+from pixelis.config.rewards import LABELLED
 from pixelis.datasets.questions import count_questions
+from pixelis.errors import BadConfig
 from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
 from pixelis.jobs.dry_run import checks
 
@@ -50,6 +52,19 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
     )
 
 
+def require_filter_key(config: Config) -> Config:
+    """Return the configuration; BadConfig if groups are filtered by true answers although no reward uses any.
+
+    They are cut off at the reader then, so that every group would lack the key.
+    """
+    if config.rft.filter.key in LABELLED and not config.rewards.labelled:
+        raise BadConfig(
+            f"rft.filter.key={config.rft.filter.key} needs true answers, which are cut off because no reward uses them",
+            fix="set rft.filter.key=majority_vote or rft.filter.key=none, or reward them (rewards.weights.accuracy)",
+        )
+    return config
+
+
 def with_steps(config: Config) -> Config:
     """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions. Raises BadConfig for an endless source."""
     rft = config.rft
@@ -63,10 +78,12 @@ def with_steps(config: Config) -> Config:
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.rft`."""
-    config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml", check=checks("rft"))
+    config = from_command_line(
+        __doc__, "rft", default="configs/nano/rft.yaml", check=lambda c: checks("rft")(require_filter_key(c))
+    )
     with (
         driver("rft"),
-        run_folder(config, config.data.train),
+        run_folder(require_filter_key(config), config.data.train),
         placement.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
     ):
         print(f"checkpoint: {run(planned, actors)}")

@@ -20,7 +20,6 @@ import ray
 
 from pixelis.actors import placement
 from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
-from pixelis.config.rewards import LABELLED
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from pixelis.jobs import evaluate, rft
@@ -67,14 +66,9 @@ def require_unlabelled(config: Config) -> Config:
             f"{labelled[0]} may use true answers, which TTRL lacks",
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
         )
-    if config.rft.filter.key in LABELLED or config.rft.filter.key in config.rewards.own:
-        raise BadConfig(
-            f"rft.filter.key={config.rft.filter.key} may use true answers, which TTRL lacks",
-            fix="set rft.filter.key=majority_vote, or rft.filter.key=none",
-        )
     if not config.rewards.weights.majority_vote:
         raise BadConfig("rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl")
-    return config
+    return rft.require_filter_key(config)
 
 
 def shares(folder: Path) -> list[float]:

@@ -11,6 +11,7 @@ from pixelis.actors import rollouts
 from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
 from pixelis.config import RftConfig
 from pixelis.errors import BadConfig, DataFailure
+from pixelis.jobs import rft as rft_job
 from pixelis.jobs import ttrl
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.replay import informative
@@ -106,10 +107,14 @@ def test_a_key_that_nothing_computes_is_refused() -> None:
     assert config.load(None, ["rft.filter.key=coherence", "rewards.weights.coherence=0.1"]).rft.filter.key == "coherence"
 
 
-def test_ttrl_filters_by_votes_only() -> None:
+def test_without_truths_groups_are_filtered_by_votes_only() -> None:
     settings = ["rewards.preset=ttrl", "rft.algorithm=ttrl"]
-    with pytest.raises(BadConfig, match=r"rft\.filter\.key=accuracy may use true answers"):
-        ttrl.require_unlabelled(config.load(None, [*settings, "rft.filter.key=accuracy"]))
+    # In `rft` too: no reward uses truths, so they are cut off at the reader.
+    unlabelled = config.load(None, [*settings, "rft.filter.key=accuracy"])
+    for require in (rft_job.require_filter_key, ttrl.require_unlabelled):
+        with pytest.raises(BadConfig, match=r"rft\.filter\.key=accuracy needs true answers"):
+            require(unlabelled)
+    assert rft_job.require_filter_key(config.load(None, ["rft.filter.key=accuracy"]))
     assert ttrl.require_unlabelled(config.load(None, [*settings, "rft.filter.key=majority_vote"]))
 
 
