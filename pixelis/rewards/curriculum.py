@@ -72,14 +72,6 @@ class Curriculum:
         self.flat = 0
         return name
 
-    def rollback(self) -> None:
-        """Return to the previous phase and its weights."""
-        if self.phase:
-            self.phase -= 1
-            self.history.pop()
-            self.checks.clear()
-            self.flat = 0
-
     def _stepped(self, done: int) -> bool:
         following = self.phase + 1
         return following < len(self.settings.steps) and done >= self.settings.steps[following][0]

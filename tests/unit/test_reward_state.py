@@ -125,15 +125,12 @@ def test_the_schedule_by_step_has_its_weights_at_its_steps():
     assert curriculum.history == [(5000, "base"), (10_000, "coherence")]
 
 
-def test_a_step_counts_once_and_a_phase_can_be_rolled_back():
+def test_a_step_counts_once():
     curriculum = Curriculum(config.CurriculumConfig(**QUICK))
     run(curriculum, range(10), 0.9)
     before = curriculum.state_dict()
     assert run(curriculum, range(10), 0.1) == []
     assert curriculum.state_dict() == before
-    curriculum.rollback()
-    assert (curriculum.phase, curriculum.mixture["coherence"], curriculum.history) == (0, 0, [])
-    curriculum.rollback()
     assert Curriculum(config.CurriculumConfig()).mixture == {}
 
 
