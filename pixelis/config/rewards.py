@@ -19,7 +19,7 @@ class CuriosityConfig(Section):
     counts: Literal["executed", "requested"] = Field("executed", description="calls that count for rate, bonus and cost")
     target: float = Field(0.3, ge=0, le=1, description="H: rate of pixel reasoning below which calls earn a bonus")
     alpha: float = Field(0.5, ge=0, description="weight of the bonus in the paper's form")
-    free_calls: int = Field(1, ge=0, description="N: calls without cost")
+    free_calls: int = Field(1, ge=0, description="N: calls without cost; more where a refined question's reference makes more")
     beta: float = Field(0.05, ge=0, description="cost of each further call")
 
 

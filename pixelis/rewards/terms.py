@@ -262,9 +262,14 @@ def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
 
 
 def efficiency(trajectory: Trajectory, context: Context) -> float:
-    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05)."""
+    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05).
+
+    A question of `pixelis refine` with a reference that makes more calls leaves as many free.
+    """
     settings = context.settings.curiosity
-    return settings.beta * min(settings.free_calls - calls(trajectory, settings.counts), 0)
+    reference = context.question.meta.get("reference_operations")
+    free = max(settings.free_calls, len(reference) if isinstance(reference, list) else 0)
+    return settings.beta * min(free - calls(trajectory, settings.counts), 0)
 
 
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:

@@ -79,7 +79,7 @@ def test_a_question_occurs_once_with_the_signals_of_its_demonstrations():
     assert question.meta["signals"]["wrong_answers"] == ["3"]
     assert question.meta["signals"]["kinds"] == {"golden": 1, "trap_logical": 1, "self_correction": 1}
     assert question.meta["signals"]["level"] == "hard"
-    assert question.meta["reference"] == ["zoom_in", "zoom_in"]
+    assert question.meta["reference_operations"] == ["zoom_in", "zoom_in"]
 
 
 def test_missing_demonstrations_are_reported_and_not_invented():

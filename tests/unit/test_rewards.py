@@ -89,6 +89,15 @@ def test_curiosity_is_the_papers_form_on_the_groups_rate():
         assert parts["curiosity"] == pytest.approx(parts["curiosity_bonus"] + parts["efficiency"])
 
 
+def test_calls_that_the_reference_of_a_refined_question_makes_are_free():
+    settings = only("curiosity")
+    busy = [episode("1", ok=n) for n in (1, 2, 3)]
+    assert values("curiosity", settings, *busy) == pytest.approx([0.0, -0.05, -0.1])
+    needed = {"reference_operations": ["zoom_in", "zoom_in"]}
+    assert values("curiosity", settings, *busy, meta=needed) == pytest.approx([0.0, 0.0, -0.05])
+    assert values("curiosity", settings, *busy, meta={"reference_operations": "zoom_in"}) == pytest.approx([0.0, -0.05, -0.1])
+
+
 def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
     settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo", counts="requested"))
     episodes = [episode("1", failed=1), *[episode("1") for _ in range(7)]]

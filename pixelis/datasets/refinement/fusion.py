@@ -73,8 +73,8 @@ def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
     """The questions of the selected demonstrations, each once; ``meta`` holds signals that the policy never sees.
 
     ``weight`` is the largest sampling weight among a question's demonstrations, so that hard negatives and traps count more.
-    ``signals`` holds their kinds, wrong answers, level and difficulty; ``reference`` the operations of the best right one, for
-    curiosity.
+    ``signals`` holds their kinds, wrong answers, level and difficulty; ``reference_operations`` those of the best right one:
+    as many are free in the reward terms `efficiency` and `curiosity`.
     """
     selection = select(demonstrations, recipe, seed)
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
@@ -91,7 +91,7 @@ def _with_signals(group: Sequence[Demonstration]) -> Question:
     if best.level is not None:
         signals |= {"level": best.level, "difficulty": best.difficulty}
     reference = [step.op for step in best.steps if step.learn] if best.kind not in WRONG_KINDS else []
-    meta = {**best.meta, "weight": max(d.weight for d in group), "signals": signals, "reference": reference}
+    meta = {**best.meta, "weight": max(d.weight for d in group), "signals": signals, "reference_operations": reference}
     return Question(**{**{name: getattr(best, name) for name in Question.model_fields}, "meta": meta})
 
 
