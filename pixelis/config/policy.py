@@ -41,6 +41,9 @@ class PolicyConfig(Section):
         "auto", description="attention kernel; auto: flash-attn if it is installed and there is a GPU, else sdpa"
     )
     full: bool = Field(False, description="train all parameters instead of adapters")
+    freeze_vision_tower: bool = Field(
+        False, description="with `full`: train all parameters but those of the vision tower; adapters never train it"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     lora: LoraConfig = LoraConfig()
 

@@ -98,7 +98,11 @@ class LossConfig(Section):
         0, ge=0, description="divisor of aggregate=constant; 0: dialogue.max_turns * dialogue.max_turn_tokens"
     )
     kl: float = Field(0.0, ge=0, description="weight of the KL divergence to the starting policy")
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="estimator of the KL divergence per token")
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = Field(
+        "k3",
+        description="KL divergence per token: an estimate from the sampled token, or with `full` the sum over the vocabulary, "
+        "which costs two more passes of the LM head",
+    )
     kl_target: float = Field(
         0.0, ge=0, description="adapts the weight `kl` so that the divergence per token approaches this; 0: the weight is fixed"
     )

@@ -177,6 +177,8 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
             fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
         )
     fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or another run.dir without it"
+    if policy.full:
+        fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` as policy.model"
     if differing := sorted(set(adapter.tensors) ^ set(shapes)):
         raise BadInput(f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix)
     for name, shape in shapes.items():

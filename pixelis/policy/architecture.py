@@ -82,6 +82,10 @@ class Architecture:
         """Rank of each layer that gets an adapter. Raises the errors of `ranks.ranks_of`."""
         return ranks_of(lora, self.shapes(lora.targets))
 
+    def trained_parameters(self, policy: config.PolicyConfig) -> int:
+        """Parameters that full-parameter training changes."""
+        return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
+
     @property
     def vision_parameters(self) -> int:
         """Parameters of the vision tower."""

@@ -38,7 +38,11 @@ FEATURE_CACHE_BYTES = 256 * 2**20
 
 
 def learner_memory(
-    arch: Architecture, policy: config.PolicyConfig, learner: config.LearnerConfig, has_reference: bool = False
+    arch: Architecture,
+    policy: config.PolicyConfig,
+    learner: config.LearnerConfig,
+    has_reference: bool = False,
+    full_kl: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
 
@@ -58,7 +62,7 @@ def learner_memory(
     - vision: a frozen tower needs the current block and up to 256 MiB of cached features; a trained tower counts as above. Every
       token is assumed to be an image token of `merge ** 2` patches.
     - logits: `log_probs.CHUNK_VALUES` of them in the model's type, twice in float32 (probabilities and their logarithms), and
-      their gradient.
+      their gradient. full_kl: those of the reference too, and three more in float32.
     """
     gpu = learner.gpus > 0
     width, workers = arch.width, learner.workers
@@ -67,7 +71,7 @@ def learner_memory(
     stage = int(zero["stage"])
     model = arch.single_layer(None if policy.full else policy.lora)
     if policy.full:
-        trainable, gradient_width = arch.parameters, width
+        trainable, gradient_width = arch.trained_parameters(policy), width
     else:
         trainable, gradient_width = adapter_bytes(arch.shapes(policy.lora.targets), arch.ranks(policy.lora), 1), 4
     moment = 2 if learner.moments == "bfloat16" else 4
@@ -100,13 +104,13 @@ def learner_memory(
     if arch.vision is not None:
         patches = tokens * int(arch.vision.spatial_merge_size) ** 2
         block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
-        if policy.full:
+        if policy.full and not policy.freeze_vision_tower:
             inputs = depth * patches * vision_width(arch.vision) * width
             device["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
         else:
             device["vision"] = block + FEATURE_CACHE_BYTES
     vocab = int(arch.text.vocab_size)
-    device["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8)
+    device["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8 + (width + 12 if full_kl else 0))
     return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}
 
 
@@ -123,7 +127,9 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
     out = {"weights": arch.parameters * arch.width // engine.tensor_parallel}
     shapes = {} if policy.full else arch.shapes(policy.lora.targets)
     if engine.name == "hf":
-        changed = arch.parameters if policy.full else sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora))
+        changed = (
+            arch.trained_parameters(policy) if policy.full else sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora))
+        )
         return out | {"originals": changed * arch.width}
     if not policy.full and not merges(policy, engine):
         rank = served_rank(largest_rank(policy.lora))
@@ -296,7 +302,9 @@ def _reward_states(c: config.Config, arch: Architecture) -> list[Finding]:
 def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> list[Finding]:
     out = []
     if job in ("rft", "sft") or (job == "serve" and c.evolution.enabled and not c.serve.read_only):
-        device, host = learner_memory(arch, c.policy, c.learner, job == "serve" or (job == "rft" and c.rft.loss.kl > 0))
+        has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
+        full_kl = job == "rft" and has_reference and c.rft.loss.kl_estimator == "full"
+        device, host = learner_memory(arch, c.policy, c.learner, has_reference, full_kl)
         out.append(_learner_fits(device, c.learner.gpus, gpu_bytes))
         if host:
             out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))

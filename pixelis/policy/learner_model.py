@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pixelis import config
 from pixelis.errors import BadConfig
@@ -17,7 +19,7 @@ from pixelis.policy.critic import Critic
 from pixelis.policy.deepspeed_engine import Shards, ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
-from pixelis.policy.log_probs import PolicyModule
+from pixelis.policy.log_probs import PolicyModule, ReferenceStates
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.model import default_device, load_model, pick_dtype
 from pixelis.policy.model_path import fingerprint, resolve
@@ -69,7 +71,7 @@ class LearnerModel:
         module = PolicyModule(self.model, self.spec, temperature, learner.zero_stage == 3, self.sequence)
         self._check_adapter(adapter, parameters)
         self.critic: Critic | None = None
-        self.hidden: torch.Tensor | None = None
+        self.hidden: Tensor | None = None
         if critic is not None:
             self.critic = Critic(self.model.model.language_model.config.hidden_size, critic, seed, self.device)
             module.observe = functools.partial(setattr, self, "hidden")
@@ -77,7 +79,8 @@ class LearnerModel:
         if adapter is not None:
             self.zero.set_weights(adapter.tensors)
         # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
-        self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
+        is_frozen = not policy.full or policy.freeze_vision_tower
+        self.features = FeatureCache() if is_frozen and self.zero.stage < 3 else None
         self.reference: Shards | None = None
 
     @property
@@ -88,7 +91,8 @@ class LearnerModel:
     def _make_trainable(self) -> dict[str, torch.nn.Parameter]:
         if self.policy.full:
             self.model.requires_grad_(True)
-            return dict(self.model.named_parameters())
+            self.model.model.visual.requires_grad_(not self.policy.freeze_vision_tower)
+            return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         add_lora(self.model, self.policy.lora, self.seed)
         return lora_parameters(self.model)
 
@@ -139,7 +143,7 @@ class LearnerModel:
         with self._without_dropout():
             return self._per_token(samples, lambda _: critic.values(self.hidden) if self.hidden is not None else _)
 
-    def _per_token(self, samples: Sequence[TrainSample], read: Callable[[torch.Tensor], torch.Tensor]) -> list[np.ndarray]:
+    def _per_token(self, samples: Sequence[TrainSample], read: Callable[[Tensor], Tensor]) -> list[np.ndarray]:
         """What `read` returns for the log-probabilities of each packed batch, by sample."""
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
@@ -150,7 +154,7 @@ class LearnerModel:
         for bin_ in bins:
             members = [usable[i] for i in bin_]
             batch = self._collate([samples[i] for i in members]).to(self.device)
-            new, _ = self.zero.engine.module(batch, self._view_features(batch))
+            new, *_ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]
             for i, values in zip(members, np.split(read(new).cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = values
@@ -174,13 +178,31 @@ class LearnerModel:
             reference = self.log_probs(samples)
         return [s.log_probs[s.mask] - values if len(values) else values for s, values in zip(samples, reference, strict=True)]
 
-    @torch.no_grad()
-    def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[torch.Tensor]:
-        """Log-probabilities of each batch. Under ZeRO-3 every worker takes part in all passes."""
+    def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[Tensor]:
+        """Log-probabilities of each batch under the reference policy. Under ZeRO-3 every worker takes part in all passes."""
+        with self._as_reference():
+            return [outputs[0] for outputs in self._outputs(batches, passes)]
+
+    def reference_states(self, batches: Sequence[PackedBatch], passes: int) -> list[ReferenceStates]:
+        """What the full KL divergence needs of the reference policy for each batch, in the host's memory; see above."""
+        from deepspeed import zero
+
+        trained = [p for p in self.model.lm_head.parameters() if p.requires_grad]
+        with self._as_reference():
+            with zero.GatheredParameters(trained, enabled=self.zero.stage == 3):
+                head = [parameter.detach().clone() for parameter in trained]
+            return [ReferenceStates(states.cpu(), head) for (states,) in self._outputs(batches, passes, states_only=True)]
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        with torch.no_grad(), self._without_dropout(), self.zero.using(self.reference or {}):
+            yield
+
+    def _outputs(self, batches: Sequence[PackedBatch], passes: int, **options: Any) -> list[tuple[Tensor, ...]]:
+        """What the module returns for each batch."""
         empty = [self._empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
         on_device = (batch.to(self.device) for batch in [*batches, *empty])
-        with self._without_dropout(), self.zero.using(self.reference or {}):
-            results = [self.zero.engine.module(batch, self._view_features(batch))[0] for batch in on_device]
+        results = [self.zero.engine.module(batch, self._view_features(batch), **options) for batch in on_device]
         return results[: len(batches)]
 
     def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,22 @@ CACHED_VALUES = 2**20
 """Logits of a chunk on a CPU: about a dozen operations pass over them, several times faster inside the processor's cache."""
 
 
+@dataclass(frozen=True)
+class ReferenceStates:
+    """The reference policy at the same places, for `rft.loss.kl_estimator=full`.
+
+    hidden: the states that predict the tokens; head: values of the LM head's trainable parameters, in the order of the module.
+    Hidden states are smaller than distributions over the vocabulary by the ratio of width and vocabulary.
+    """
+
+    hidden: Float[Tensor, "tokens width"]
+    head: Sequence[Tensor] = ()
+
+    def to(self, device: torch.device | str) -> ReferenceStates:
+        """A copy on a device."""
+        return ReferenceStates(self.hidden.to(device), self.head)
+
+
 def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> Float[Tensor, " vocab"]:
     """Mask to add to logits: -inf for tokens that must never be sampled, 0 elsewhere."""
     mask = torch.zeros(vocab, device=device)
@@ -44,27 +62,40 @@ def token_log_probs(
     smoothing: float = 0.0,
     sequence: SequenceGroup | None = None,
     observe: Callable[[Tensor], None] | None = None,
-) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    reference: ReferenceStates | None = None,
+) -> tuple[Float[Tensor, " tokens"], ...]:
     """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32, in row order.
 
     features: of the batch's distinct views, in order; banned: from `banned_mask`; temperature: the engine's, above 0; smoothing:
     share of each log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567).
     Logits are computed only where a policy token is predicted. sequence: the workers that share the row, each of which has its
     part of the batch; all of them get the results of all. observe: called with the hidden states that predict the tokens, unless
-    the row is shared.
+    the row is shared. reference: adds a third result, KL(policy || reference) over the vocabulary at each token.
     """
+    predicting, own = predicting_states(model, batch, features, image_token, sequence)
+    if observe is not None and own is None:
+        observe(predicting.detach())
+    targets = batch.targets if own is None else batch.targets[own]
+    results = project(model.lm_head, predicting, targets, banned, temperature, chunk_values, smoothing, reference)
+    if sequence is None or own is None:
+        return results
+    return tuple(sequence.gather(values, own, len(batch.targets)) for values in results)
+
+
+def predicting_states(
+    model: VisionLanguageModel,
+    batch: PackedBatch,
+    features: Features | None,
+    image_token: int,
+    sequence: SequenceGroup | None = None,
+) -> tuple[Float[Tensor, "own width"], Int[Tensor, " own"] | None]:
+    """Hidden states that predict the policy tokens, and which tokens these are; None: all, unless workers share the row."""
     if sequence is None or sequence.size == 1:
-        predicting = packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous)
-        if observe is not None:
-            observe(predicting.detach())
-        return project(model.lm_head, predicting, batch.targets, banned, temperature, chunk_values, smoothing)
+        return packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous), None
     hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
     places = batch.previous - sequence.rank * len(hidden)
     own = ((places >= 0) & (places < len(hidden))).nonzero()[:, 0]
-    predicting = hidden.index_select(0, places[own])
-    results = project(model.lm_head, predicting, batch.targets[own], banned, temperature, chunk_values, smoothing)
-    log_probs, entropies = (sequence.gather(values, own, len(places)) for values in results)
-    return log_probs, entropies
+    return hidden.index_select(0, places[own]), own
 
 
 def project(
@@ -75,28 +106,55 @@ def project(
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
-) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-    """Log-probabilities of `targets` and entropies, from the hidden states that predict them. Calls `lm_head` once."""
+    reference: ReferenceStates | None = None,
+) -> tuple[Float[Tensor, " tokens"], ...]:
+    """Log-probabilities of `targets` and entropies, from the hidden states that predict them. Calls `lm_head` once.
+
+    reference: adds KL(policy || reference) of the distributions at each token.
+    """
     limit = max(1, chunk_values // len(banned))
     size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
     multiply = lm_head.product if isinstance(lm_head, LoraLinear) else lm_head.forward
+    others = (reference.hidden,) if reference is not None else ()
 
-    def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def score(hidden: Tensor, targets: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         weight = getattr(lm_head, "weight", None)
         # A frozen matrix needs no second pass.
         if type(lm_head) is nn.Linear and lm_head.bias is None and weight is not None and not weight.requires_grad:
-            return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, torch.is_grad_enabled())
+            learns = torch.is_grad_enabled()
+            return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, learns, *others)
 
-        def head(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            log_prob, entropy = _TokenLogProbs.apply(multiply(h), target, banned, temperature, smoothing)
-            return log_prob, entropy
+        def head(h: Tensor, target: Tensor, *other: Tensor) -> tuple[Tensor, ...]:
+            logits = multiply(h)
+            divergence: tuple[Tensor, ...] = ()
+            if other and reference is not None:
+                with torch.no_grad(), _parameters_of(lm_head, reference.head):
+                    other_logits = multiply(other[0])
+                divergence = (_VocabularyKL.apply(logits, other_logits, banned, temperature),)
+            return (*_TokenLogProbs.apply(logits, target, banned, temperature, smoothing), *divergence)
 
-        chunks = zip(hidden.split(size), targets.split(size), strict=True)
+        chunks = zip(*(values.split(size) for values in (hidden, targets, *others)), strict=True)
         recompute = len(targets) > limit
-        results = [checkpoint(head, h, t, use_reentrant=False) if recompute else head(h, t) for h, t in chunks]
-        return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+        results = [checkpoint(head, *chunk, use_reentrant=False) if recompute else head(*chunk) for chunk in chunks]
+        return tuple(torch.cat(values) for values in zip(*results, strict=True))
 
-    return _inside([m for m in lm_head.modules() if m._parameters], score, hidden, targets)
+    return _inside([m for m in lm_head.modules() if m._parameters], score, hidden, targets, *others)
+
+
+@contextmanager
+def _parameters_of(lm_head: nn.Module, values: Sequence[Tensor]) -> Iterator[None]:
+    """Give an LM head other values of its trainable parameters, and no dropout."""
+    parameters = [p for p in lm_head.parameters() if p.requires_grad] if values else []
+    own, is_training = [p.data for p in parameters], lm_head.training
+    try:
+        lm_head.train(False)
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.data = value
+        yield
+    finally:
+        for parameter, value in zip(parameters, own, strict=True):
+            parameter.data = value
+        lm_head.train(is_training)
 
 
 def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
@@ -152,6 +210,45 @@ def _score(
     return log_prob, entropy, weights
 
 
+def _divergence(
+    logits: Float[Tensor, "tokens vocab"],
+    reference: Float[Tensor, "tokens vocab"],
+    banned: Float[Tensor, " vocab"],
+    temperature: float,
+    with_gradients: bool,
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
+    """KL(policy || reference) = sum p (log p - log q) and, if requested, its gradient by the logits: p (log p - log q - KL) / T.
+
+    `full` of verl and EasyR1. Leaves the logits as they are.
+    """
+    # Finite for banned tokens, as in `_score`; their differences are 0.
+    log_p, log_q = (
+        torch.log_softmax(values.float() / temperature + banned.clamp(min=-1e30), -1) for values in (logits, reference)
+    )
+    ratio = log_p - log_q
+    p = log_p.exp_()
+    divergence = (p * ratio).sum(-1)
+    if not with_gradients:
+        return divergence, None
+    return divergence, p.mul_(ratio.sub_(divergence[:, None])).div_(temperature)
+
+
+class _VocabularyKL(torch.autograd.Function):
+    """`_divergence` as an autograd function of the policy's logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, reference: Tensor, banned: Tensor, temperature: float) -> Tensor:
+        divergence, gradients = _divergence(logits, reference, banned, temperature, ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradients)
+        ctx.dtype = logits.dtype
+        return divergence
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (gradients,) = ctx.saved_tensors
+        return gradients.mul_(gradient[:, None]).to(ctx.dtype), None, None, None
+
+
 class _TokenLogProbs(torch.autograd.Function):
     """`_score` as an autograd function: logits, which are overwritten, to log-probabilities and entropies."""
 
@@ -175,7 +272,8 @@ class _FrozenHead(torch.autograd.Function):
     """Log-probabilities and entropies from hidden states [tokens, width] and a frozen LM head [vocab, width].
 
     Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on the loss, so the
-    forward pass computes it while the logits exist: logits are neither kept nor recomputed.
+    forward pass computes it while the logits exist: logits are neither kept nor recomputed. With the states of a reference
+    policy the third result is KL(policy || reference).
     """
 
     @staticmethod
@@ -189,26 +287,37 @@ class _FrozenHead(torch.autograd.Function):
         smoothing: float,
         size: int,
         with_gradients: bool,
-    ) -> tuple[Tensor, Tensor]:
-        log_probs, entropies, by_hidden = [], [], torch.empty_like(hidden) if with_gradients else None
+        reference: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        # Each with the gradient by the hidden states, or None.
+        results: list[tuple[list[Tensor], Tensor | None]] = []
+        entropies = []
         for start in range(0, max(1, len(hidden)), size):
             part = slice(start, start + size)
-            log_prob, entropy, by_logits = _score(
-                hidden[part] @ weight.t(), targets[part], banned, temperature, smoothing, with_gradients
-            )
-            log_probs.append(log_prob)
+            logits = hidden[part] @ weight.t()
+            differentiable = []
+            if reference is not None:
+                differentiable.append(_divergence(logits, reference[part] @ weight.t(), banned, temperature, with_gradients))
+            log_prob, entropy, by_logits = _score(logits, targets[part], banned, temperature, smoothing, with_gradients)
             entropies.append(entropy)
-            if by_hidden is not None and by_logits is not None:
-                torch.mm(by_logits.to(weight.dtype), weight, out=by_hidden[part])
-        ctx.save_for_backward(by_hidden)
-        out = torch.cat(log_probs), torch.cat(entropies)
-        ctx.mark_non_differentiable(out[1])
-        return out
+            differentiable.insert(0, (log_prob, by_logits))
+            if not results:
+                results = [([], torch.empty_like(hidden) if with_gradients else None) for _ in differentiable]
+            for (values, by_hidden), (value, gradient) in zip(results, differentiable, strict=True):
+                values.append(value)
+                if by_hidden is not None and gradient is not None:
+                    torch.mm(gradient.to(weight.dtype), weight, out=by_hidden[part])
+        ctx.save_for_backward(*(by_hidden for _, by_hidden in results))
+        log_probs, *divergences = (torch.cat(values) for values, _ in results)
+        out = torch.cat(entropies)
+        ctx.mark_non_differentiable(out)
+        return log_probs, out, *divergences
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (by_hidden,) = ctx.saved_tensors
-        return (by_hidden * gradient[:, None]).to(by_hidden.dtype), *[None] * 7
+    def backward(ctx: Any, gradient: Tensor, _: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, (gradient, *others), strict=True)
+        total = sum((by_hidden * g[:, None]).to(by_hidden.dtype) for by_hidden, g in pairs)
+        return total, *[None] * 8
 
 
 class PolicyModule(nn.Module):
@@ -230,13 +339,36 @@ class PolicyModule(nn.Module):
         self.observe: Callable[[Tensor], None] | None = None
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
 
-    def forward(self, batch: PackedBatch, features: Features | None, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """See `token_log_probs`. features: of the batch's distinct views; None runs the vision tower here."""
+    def forward(
+        self,
+        batch: PackedBatch,
+        features: Features | None,
+        smoothing: float = 0.0,
+        reference: ReferenceStates | None = None,
+        states_only: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """See `token_log_probs`. features: of the batch's distinct views; None runs the vision tower here.
+
+        states_only: return only the hidden states of this worker that predict the tokens.
+        """
         if features is None and (views := batch.views or self._blank_views()):
             features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
-        image, t = self.spec.image_token, self.temperature
-        chunk = self.chunk_values
-        return token_log_probs(self.model, batch, features, image, self.banned, t, chunk, smoothing, self.sequence, self.observe)
+        image = self.spec.image_token
+        if states_only:
+            return (predicting_states(self.model, batch, features, image, self.sequence)[0],)
+        return token_log_probs(
+            self.model,
+            batch,
+            features,
+            image,
+            self.banned,
+            self.temperature,
+            self.chunk_values,
+            smoothing,
+            self.sequence,
+            self.observe,
+            reference,
+        )
 
     def _blank_views(self) -> list[np.ndarray]:
         """A dummy view for a batch without images, when every worker has to run the vision tower.

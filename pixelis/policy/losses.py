@@ -90,6 +90,7 @@ def policy_loss(
     *,
     old: Float[Tensor, " tokens"] | None = None,
     reference: Float[Tensor, " tokens"] | None = None,
+    divergence: Float[Tensor, " tokens"] | None = None,
     entropy: Float[Tensor, " tokens"] | None = None,
     spans: Spans | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -97,7 +98,8 @@ def policy_loss(
 
     new, behaviour, old, reference: log-probabilities of each token under the weights in training, as the engine recorded them,
     under the learner's weights before its first step on this batch, and under the reference policy. Without `old` (one step per
-    batch) it is `new`, detached: the ratio is 1 and contributes only its gradient. entropy: of the distribution at each token,
+    batch) it is `new`, detached: the ratio is 1 and contributes only its gradient. divergence: instead of `reference`, the KL
+    divergence of the whole distributions, for the estimator `full`. entropy: of the distribution at each token,
     without gradient. spans: required by every setting at the level of sequences.
 
     loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the surrogate is the
@@ -125,6 +127,7 @@ def policy_loss(
     }
     if reference is not None:
         divergence = DIVERGENCES[settings.kl_estimator](new, reference)
+    if divergence is not None:
         loss = loss + settings.kl * (weights * divergence).sum()
         sums["kl"] = divergence.detach().sum()
     if settings.entropy > 0:
@@ -284,6 +287,7 @@ def absolute(new: Tokens, reference: Tokens) -> Tokens:
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+"""Estimates from the log-probabilities of the sampled tokens. `full` needs the logits: see `log_probs.ReferenceStates`."""
 
 
 def entropy_bonus(new: Tokens, entropy: Tokens) -> Tokens:

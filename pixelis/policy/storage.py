@@ -30,13 +30,13 @@ def kept_versions(c: config.Config, job: str) -> int:
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
     """Bytes of a published version: all parameters in the model's type, or an adapter in float32."""
-    return arch.parameters * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
+    return arch.trained_parameters(c.policy) * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
 
 
 def trained_bytes(c: config.Config, arch: Architecture) -> int:
     """Bytes of what is trained in float32, as in a checkpoint: all parameters, or an adapter."""
     if c.policy.full:
-        return arch.parameters * 4
+        return arch.trained_parameters(c.policy) * 4
     return adapter_bytes(arch.shapes(c.policy.lora.targets), arch.ranks(c.policy.lora))
 
 

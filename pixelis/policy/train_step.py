@@ -20,6 +20,7 @@ from pixelis.policy.adapters import FILES, Adapter, load_header, moving_average,
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.learner_model import LearnerModel
+from pixelis.policy.log_probs import ReferenceStates
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
 from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.packing import PackedBatch, pack_samples
@@ -128,7 +129,10 @@ class Trainer(LearnerModel):
         old_log_probs = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
         totals = Totals(tokens or 1.0, sequences)  # all weights of a batch can be 0
         batches = [self._collate([active[i] for i in members]) for members in bins]
-        references = self.reference_log_probs(batches, micro_batches) if kind == "policy" and self._kl_in_loss else []
+        references: Sequence[torch.Tensor | ReferenceStates] = []
+        if kind == "policy" and self._kl_in_loss:
+            measure = self.reference_states if self.loss.kl_estimator == "full" else self.reference_log_probs
+            references = measure(batches, micro_batches)
         sums: defaultdict[str, float] = defaultdict(float)
         flops = 0.0
         for i in range(micro_batches):
@@ -176,7 +180,7 @@ class Trainer(LearnerModel):
         active: Sequence[TrainSample],
         causes: Mapping[str, int],
     ) -> tuple[int, int, int, float]:
-        """Largest number of micro-batches of a worker; usable and active samples, and policy tokens (SFT: weights), of all workers.
+        """Most micro-batches of a worker; usable samples, active ones, and policy tokens (SFT: weights) of all workers.
 
         Raises DataFailure if no worker has a usable sample.
         """
@@ -231,14 +235,16 @@ class Trainer(LearnerModel):
         batch: PackedBatch,
         kind: Kind,
         totals: Totals,
-        reference: torch.Tensor | None,
+        reference: torch.Tensor | ReferenceStates | None,
         old: torch.Tensor | None,
         members: Sequence[TrainSample],
         sums: defaultdict[str, float],
     ) -> None:
         """Add the gradient of a micro-batch. members: its samples; none for the empty one of a worker that has fewer."""
         weight = float(bool(members))
-        new, entropy = self.zero.engine(batch, self._view_features(batch), self.label_smoothing if kind == "sft" else 0.0)
+        states = reference.to(self.device) if isinstance(reference, ReferenceStates) else None
+        smoothing = self.label_smoothing if kind == "sft" else 0.0
+        new, entropy, *divergence = self.zero.engine(batch, self._view_features(batch), smoothing, states)
         sequence = batch.sequence[batch.mask]
         loss_metrics: dict[str, torch.Tensor] = {}
         aggregate = self.loss.aggregate if kind == "policy" else "token"
@@ -253,7 +259,8 @@ class Trainer(LearnerModel):
                 weights,
                 self.loss if self.kl_weight == self.loss.kl else self.loss.model_copy(update={"kl": self.kl_weight}),
                 old=old,
-                reference=reference,
+                reference=reference if isinstance(reference, torch.Tensor) else None,
+                divergence=divergence[0] if divergence else None,
                 entropy=entropy,
                 spans=Spans(sequence, batch.policy_tokens),
             )

@@ -73,20 +73,21 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-@pytest.mark.parametrize("full", [False, True])
-def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> None:
-    settings = policy(family, full=full)
+@pytest.mark.parametrize(("full", "frozen"), [(False, False), (True, False), (True, True)])
+def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, frozen: bool) -> None:
+    settings = policy(family, full=full, freeze_vision_tower=frozen)
     trainer = Trainer(settings, config.LearnerConfig(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
     maker = Maker(family)
     trainer.update([maker.sample(), maker.sample()])
     device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
     trainable = set(map(id, trainer.zero.parameters.values()))
     sizes = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]
-    weights, adapters = (sum(size for size, is_trainable in sizes if is_trainable is kind) for kind in (full, not full))
+    adapters = 0 if full else sum(size for size, is_trainable in sizes if is_trainable)
+    weights = sum(size for size, _ in sizes) - adapters
     moments = sum(a.nbytes for name, a in trainer.zero.moments().items() if name != "step")
     copies = sum(p.numel() * 4 for p in trainer.zero.engine.optimizer.single_partition_of_fp32_groups)
     trainer.close()
-    assert (device["weights"], device.get("adapters", 0)) == (weights, 0 if full else adapters)
+    assert (device["weights"], device.get("adapters", 0)) == (weights, adapters)
     assert device["optimizer"] == moments + copies
     assert host == {}
     if not full:

@@ -9,7 +9,7 @@ import torch
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.policy.log_probs import banned_mask, project
+from pixelis.policy.log_probs import ReferenceStates, banned_mask, project
 from pixelis.policy.losses import DIVERGENCES, Spans, Totals, entropy_bonus, k3, policy_loss, sft_loss, token_weights
 
 ON = config.LossConfig()
@@ -223,3 +223,37 @@ def test_lm_head_in_pieces_equals_the_whole_with_its_gradient(smoothing: float):
     chosen = probabilities.gather(1, targets[:, None] - 3)[:, 0].log()
     expected = (1 - smoothing) * chosen + smoothing * probabilities.log().mean(-1)
     assert torch.allclose(whole, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [2**24, 200])
+@pytest.mark.parametrize("kind", ["frozen", "trained", "adapted"])
+def test_the_full_divergence_is_that_of_torch_distributions(kind: str, chunk: int):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 50, bias=False).requires_grad_(kind == "trained")
+    other = torch.randn(50, 8) if kind == "trained" else head.weight.detach()
+    if kind == "adapted":
+        from peft import LoraConfig, inject_adapter_in_model
+
+        from pixelis.policy.lora_linear import LoraLinear
+
+        settings = LoraConfig(r=2, lora_alpha=4, target_modules=["0"], lora_dropout=0.3, init_lora_weights=False)
+        settings._register_custom_module({torch.nn.Linear: LoraLinear})
+        head = inject_adapter_in_model(settings, torch.nn.Sequential(head))[0].eval()
+    hidden, reference, targets = torch.randn(33, 8, requires_grad=True), torch.randn(33, 8), torch.randint(10, 50, (33,))
+    parameters = [p for p in head.parameters() if p.requires_grad]
+    values = [other] if kind == "trained" else [torch.randn_like(p) for p in parameters]
+    if kind == "adapted":
+        other = other + 2.0 * values[1] @ values[0]
+    states = ReferenceStates(reference, values)
+    own = [p.detach().clone() for p in parameters]
+    log_probs, _, divergence = project(head, hidden, targets, banned_mask((0, 1, 2), 50), 0.8, chunk, reference=states)
+    assert all(torch.equal(p, value) for p, value in zip(parameters, own, strict=True))
+    p, q = (torch.distributions.Categorical(logits=logits[:, 3:] / 0.8) for logits in (head(hidden), reference @ other.t()))
+    expected = torch.distributions.kl_divergence(p, q)
+    assert torch.allclose(divergence, expected, atol=1e-5)
+    inputs = (hidden, *parameters)
+    weights = torch.randn(33)
+    # With the log-probabilities, whose gradient shares the pass.
+    got = torch.autograd.grad((weights * divergence).sum() + log_probs.square().sum(), inputs)
+    wanted = torch.autograd.grad((weights * expected).sum() + p.log_prob(targets - 3).square().sum(), inputs)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(got, wanted, strict=True))

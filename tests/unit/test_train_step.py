@@ -20,6 +20,7 @@ from tiny_policy import (
     spec,
     stock,
     stock_log_probs,
+    stock_logits,
 )
 
 from pixelis import config
@@ -233,6 +234,34 @@ def test_the_kl_term_measures_the_distance_from_the_starting_policy():
         assert learner.update(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_full_kl_term_is_that_of_the_whole_distributions(full: bool):
+    samples = batch(4)
+    loss = config.LossConfig(kl=0.3, kl_estimator="full")
+    with trainer(loss=loss, policy=policy(full=full)) as learner:
+        learner.update(samples)
+        adapter = learner.adapter()
+        measured = learner.update(samples)
+    before, after = stock(), stock()
+    merge_into(after, BaseWeights(), adapter)
+    divergences = []
+    for sample in samples:
+        predicting = np.flatnonzero(sample.mask) - 1
+        with torch.no_grad():
+            p, q = (
+                torch.distributions.Categorical(logits=stock_logits(model, sample)[predicting][:, allowed()])
+                for model in (after, before)
+            )
+        divergences.append(torch.distributions.kl_divergence(p, q))
+    expected = torch.cat(divergences).mean().item()
+    assert measured["policy/kl"] == pytest.approx(expected, rel=1e-3)
+    assert expected > 1e-5
+
+
+def allowed() -> list[int]:
+    return [token for token in range(spec().vocab) if token not in spec().banned]
+
+
 def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
     samples = batch()
     samples[1].views, samples[2].advantage = [], 0.0  # one that is dropped and one that is not computed
@@ -314,6 +343,33 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
     with trainer(family, policy=policy(family, full=True), adapter=trained) as resumed:
         assert resumed.adapter().sha256() == trained.sha256()
         assert np.array_equal(resumed.log_probs(samples[:1])[0], measured)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
+    settings = policy(full=full, freeze_vision_tower=True)
+    samples = batch(4)
+    with trainer(policy=settings) as learner:
+        parameters = dict(learner.model.named_parameters())
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        for _ in range(2):
+            learner.update(samples, "sft")
+        changed = {name for name, p in parameters.items() if not torch.equal(before[name], p)}
+        assert not any(".visual." in name for name in changed)
+        assert changed == {name for name, p in parameters.items() if p.requires_grad}
+        assert learner.features is not None
+        assert learner.features.misses > 0, "the features of a frozen tower are computed once"
+        published = learner.served()
+        assert not any(".visual." in name for name in published.tensors)
+        merged = stock()
+        merge_into(merged, BaseWeights(), published)
+        with torch.no_grad():
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
+        assert np.abs(difference).max() < 1e-4
+    if full:
+        with pytest.raises(BadInput, match="visual") as error, trainer(policy=policy(full=True), adapter=published):
+            pass
+        assert "freeze_vision_tower" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -39,6 +39,7 @@ class Case:
     family: str = "qwen3_vl"
     sequence_parallel: int = 1
     dtype: str = "float32"
+    kl_estimator: str = "k3"
 
     def trainer(self, stage: int | None = None) -> Trainer:
         """The trainer of a worker; with `stage`, of one that is alone."""
@@ -47,7 +48,7 @@ class Case:
         learner = LEARNER.model_copy(update={"zero_stage": self.stage if stage is None else stage, **workers})
         if learner.zero_stage == 3:
             learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
-        loss = config.LossConfig(kl=self.kl)
+        loss = config.LossConfig(kl=self.kl, kl_estimator=self.kl_estimator)
         settings = policy(self.family, full=self.full, lora=lora, dtype=self.dtype)
         trainer = Trainer(settings, learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
@@ -75,6 +76,9 @@ CASES = {
     "adapters, stage 2, sequence parallel": Case(2, steps=2, family="qwen2_5_vl", sequence_parallel=2),
     "all parameters, stage 3, sequence parallel": Case(3, full=True, chunk_values=2000, sequence_parallel=2),
     "all parameters, stage 1, sequence parallel": Case(1, full=True, family="qwen2_5_vl", sequence_parallel=2),
+    "adapters, stage 3, full KL": Case(3, steps=2, kl=0.5, kl_estimator="full", head=True, chunk_values=2000),
+    "adapters, stage 0, sequence parallel, full KL": Case(0, steps=2, kl=0.5, kl_estimator="full", sequence_parallel=2),
+    "all parameters, stage 3, full KL": Case(3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000),
     "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000),
 }
 """Every case is compared with one worker under stage 0."""
