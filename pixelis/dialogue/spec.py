@@ -37,6 +37,7 @@ FAMILIES = {
     "qwen2": Family("thousand", HALF, HALF, patch=14, vocab=151936),
     "qwen3": Family("thousand", HALF, HALF, patch=14, vocab=151936),
     "qwen3_vl": Family("thousand", HALF, HALF, patch=16, vocab=151936),
+    "qwen3_vl_moe": Family("thousand", HALF, HALF, patch=16, vocab=151936),
     "qwen2_5_vl": Family("pixels", CLIP_MEAN, CLIP_STD, patch=14, vocab=152064),
 }
 

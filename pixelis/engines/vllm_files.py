@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pixelis.errors import BadConfig
+
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
 
@@ -77,6 +79,9 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
             (target / file.name).symlink_to(file.resolve())
     if not spec.reads_images:
         return target
+    if spec.family not in _PROCESSORS:
+        message = f"the engine vllm does not serve models of type {spec.family} yet"
+        raise BadConfig(message, fix="set engine.name=hf, or use a dense model")
     processor, video = _PROCESSORS[spec.family]
     settings = {
         "processor_class": processor,

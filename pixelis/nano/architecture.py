@@ -15,7 +15,7 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Family = Literal["qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen2", "qwen3"]
+Family = Literal["qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl", "qwen2", "qwen3"]
 
 SIZES = {
     "hidden": 96,
@@ -27,6 +27,8 @@ SIZES = {
     "vision_layers": 3,
     "vision_heads": 2,
     "vision_feedforward": 128,
+    "experts": 4,
+    "active_experts": 2,
     "patch": 8,
     "merge": 2,
     "view": 64,
@@ -80,14 +82,24 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
     }
     # With tied embeddings vLLM's CPU build would keep a stale copy of lm_head after a weight update.
     torch.manual_seed(seed)
-    if family == "qwen3_vl":
-        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
+        from transformers import (
+            Qwen3VLConfig,
+            Qwen3VLForConditionalGeneration,
+            Qwen3VLMoeConfig,
+            Qwen3VLMoeForConditionalGeneration,
+        )
 
+        classes: tuple[Any, Any] = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+        if family == "qwen3_vl_moe":
+            classes = (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
+            text |= {"num_experts": size["experts"], "num_experts_per_tok": size["active_experts"]}
+            text |= {"moe_intermediate_size": size["feedforward"] // 2}
         grid = size["view"] // size["patch"]
         vision |= {"num_position_embeddings": grid * grid, "deepstack_visual_indexes": [0]}
         text |= {"head_dim": 2 * half, "rope_parameters": {**rope, "mrope_interleaved": True}}
-        config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
-        model = Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        config = classes[0](text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
+        model = classes[1]._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
         with torch.no_grad():
             model.model.visual.pos_embed.weight.copy_(_grid_waves(grid, size["vision_hidden"]))
     elif family == "qwen2_5_vl":
@@ -110,13 +122,13 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
         text |= {"tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
-        classes: tuple[Any, Any] = (Qwen2Config, Qwen2ForCausalLM)
+        classes = (Qwen2Config, Qwen2ForCausalLM)
         if family == "qwen3":
             classes = (Qwen3Config, Qwen3ForCausalLM)
             text |= {"head_dim": 2 * half}
         model = classes[1]._from_config(classes[0](**text), attn_implementation="sdpa", dtype=torch.float32)
     else:
-        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl, qwen2_5_vl, qwen2_vl, qwen2 or qwen3")
+        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl, qwen3_vl_moe, qwen2_5_vl, qwen2_vl, qwen2 or qwen3")
     model.config.pixelis_nano = True
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = text["eos_token_id"], text["pad_token_id"]
     model.generation_config.do_sample = False

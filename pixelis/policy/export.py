@@ -26,6 +26,17 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 """Files of a model folder that hold weights, which a merged folder replaces."""
 
 
+STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
+"""Parameters of a Qwen3-VL mixture of experts -> dimension that has the hidden size in transformers' layout."""
+
+
+def _hidden_size(folder: Path) -> int:
+    """Hidden size of a model folder; 0 without a config.json."""
+    path = folder / "config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return int((settings.get("text_config") or settings).get("hidden_size", 0))
+
+
 def checkpoint_files(path: str | Path) -> list[Path]:
     """The safetensors files of a model folder, or the file itself."""
     path = Path(path)
@@ -50,17 +61,26 @@ def parameter_name(name: str) -> str:
 
 
 class BaseFile:
-    """The base model's parameters by their names in transformers; shapes are read on creation, values on demand."""
+    """The base model's parameters by their names in transformers; shapes are read on creation, values on demand.
+
+    Published mixtures of experts store stacked experts transposed: `transposed` names them, shapes and values are transformers'.
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
+        self.transposed: set[str] = set()
+        hidden = _hidden_size(self.folder)
         self.locations: dict[str, tuple[Path, str]] = {}
         self.shapes: dict[str, torch.Tensor] = {}
         for file in checkpoint_files(folder):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (no mapping)
                     self.locations[parameter_name(name)] = file, name
-                    shape = tensors.get_slice(name).get_shape()
+                    shape = list(tensors.get_slice(name).get_shape())
+                    side = STACKED.get(name.rsplit(".mlp.", 1)[-1])
+                    if side is not None and shape[side] != hidden:
+                        self.transposed.add(parameter_name(name))
+                        shape[1], shape[2] = shape[2], shape[1]
                     self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
 
     def read(self, name: str) -> Float[Tensor, ...]:
@@ -69,7 +89,11 @@ class BaseFile:
             raise BadInput(f"{self.folder} has no parameter {name}", code="foreign_model")
         file, original = self.locations[name]
         with safe_open(file, framework="pt") as tensors:
-            return tensors.get_tensor(original)
+            return self.in_layout(name, tensors.get_tensor(original))
+
+    def in_layout(self, name: str, value: Float[Tensor, ...]) -> Float[Tensor, ...]:
+        """A parameter in transformers' layout from that of the file, or the reverse."""
+        return value.transpose(1, 2) if name in self.transposed else value
 
     def updates(self, adapter: Adapter) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
         """The changes of the adapter; see `lora.weight_updates`. Raises BadInput if it does not fit or is not finite."""
@@ -81,7 +105,7 @@ class BaseFile:
         for name, (left, right) in self.updates(adapter).items():
             if right is not None:
                 left = self.read(name).to(dtype).float() + left @ right
-            merged[self.locations[name][1]] = left.to(dtype).contiguous()
+            merged[self.locations[name][1]] = self.in_layout(name, left).to(dtype).contiguous()
         path.parent.mkdir(parents=True, exist_ok=True)
         save_torch_file(merged, path)
         return path
@@ -134,7 +158,10 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
     Holds one file of weights in memory. Raises BadInput for weights that do not fit the base model.
     """
     source = BaseFile(base)
-    updates = {source.locations[name][1]: update for name, update in source.updates(adapter).items()}
+    updates = {
+        source.locations[name][1]: (source.in_layout(name, left) if right is None else left, right)
+        for name, (left, right) in source.updates(adapter).items()
+    }
     folder.mkdir(parents=True)
     for path in sorted(base.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:

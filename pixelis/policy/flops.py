@@ -55,7 +55,8 @@ class FlopCounter:
         text = model.config.get_text_config()
         head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.attention = 4 * text.num_hidden_layers * text.num_attention_heads * head_width
-        self.layers = _per_token(model.model.language_model.layers)
+        active = getattr(text, "num_experts_per_tok", 0) / max(1, getattr(text, "num_experts", 0))
+        self.layers = _per_token(model.model.language_model.layers, active)
         self.head = _per_token(model.lm_head)
         visual = model.model.visual
         self.vision = _per_token(visual) if any(p.requires_grad for p in visual.parameters()) else 0
@@ -74,13 +75,21 @@ class FlopCounter:
         return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
-def _per_token(module: nn.Module) -> int:
-    """Operations of the matrices of a module for a token: three passes of trainable ones, two of frozen ones."""
-    return sum(2 * (3 if p.requires_grad else 2) * _numel(p) for p in _matrices(module))
+def _per_token(module: nn.Module, active: float = 1.0) -> int:
+    """Operations of the matrices of a module for a token: three passes of trainable ones, two of frozen ones.
+
+    active: share of the experts that a token passes, whose matrices are stacked in three dimensions.
+    """
+    return round(sum(2 * (3 if p.requires_grad else 2) * _numel(p) * share for p, share in _matrices(module, active)))
 
 
-def _matrices(module: nn.Module) -> Sequence[Any]:
-    return [m.weight for m in module.modules() if isinstance(m, nn.Linear)]
+def _matrices(module: nn.Module, active: float) -> Sequence[tuple[Any, float]]:
+    linear = [(m.weight, 1.0) for m in module.modules() if isinstance(m, nn.Linear)]
+    routers = [(m.weight, 1.0) for m in module.modules() if type(m).__name__.endswith("TopKRouter")]
+    experts = [
+        (p, active) for name, p in module.named_parameters() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    ]
+    return linear + routers + experts
 
 
 def _numel(parameter: Any) -> int:

@@ -18,6 +18,7 @@ from pixelis.policy.transformers_compat import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from pixelis.policy.vision import batch_windows
 
@@ -31,6 +32,7 @@ CLASSES: dict[str, Any] = {
     "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
+    "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
     "qwen2": Qwen2Text,
     "qwen3": Qwen3Text,
 }

@@ -22,8 +22,8 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from torch import nn
 
-_ATTENTIONS = ("Qwen3VLVisionAttention", "Qwen2_5_VLVisionAttention", "VisionAttention")
-"""Of Qwen3-VL, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
+_ATTENTIONS = ("Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention", "Qwen2_5_VLVisionAttention", "VisionAttention")
+"""Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
 
 
 def patchify(
