@@ -44,6 +44,10 @@ class LearnerConfig(Section):
     )
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep: int = Field(3, ge=1, description="number of checkpoints to keep, beside the one with the best evaluation")
+    save_only_model: bool = Field(
+        False,
+        description="checkpoints without AdamW's moments, two thirds of their bytes; a resumed run starts with new ones",
+    )
     max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")
 
     def shares(self, workers: int) -> int:

@@ -26,8 +26,8 @@ class LoraConfig(Section):
 class PolicyConfig(Section):
     model: str = Field(
         "nano",
-        description="`nano` (the embedded model), or a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense or mixture of "
-        "experts), or of text alone Qwen2.5 or Qwen3",
+        description="`nano` (the embedded model), or a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, its mixture of "
+        "experts, or of text alone Qwen2.5 or Qwen3",
     )
     adapter: str | None = Field(
         None,

@@ -65,15 +65,16 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
     """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained: see `trained_bytes`.
 
-    - checkpoints: weights, two moments of each, with a KL term the reference, and with an average that; the newest
-      `learner.keep`, the best one if there are evaluations, and the one that is written.
+    - checkpoints: weights, unless `learner.save_only_model` two moments of each, with a KL term the reference, with an average that;
+      the newest `learner.keep`, the best one if there are evaluations, and the one that is written.
     - versions: those that the policy store keeps.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     has_average = job == "serve" and c.evolution.ema > 0
     evaluated = (job == "rft" and c.rft.evaluate_every) or (job == "sft" and c.sft.evaluate_every)
     kept = c.learner.keep + bool(evaluated) + 1
-    out = {"checkpoints": kept * (3 + has_reference + has_average) * trained}
+    moments = 0 if c.learner.save_only_model else 2
+    out = {"checkpoints": kept * (1 + moments + has_reference + has_average) * trained}
     return out if job == "sft" else out | {"versions": kept_versions(c, job) * version}
 
 

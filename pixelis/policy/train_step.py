@@ -394,7 +394,7 @@ class Trainer(LearnerModel):
         adapter = self._as_adapter({}) if self.policy.full else self.adapter()
         tensors: dict[str, Mapping[str, np.ndarray | Part]] = {
             FILES[adapter.kind]: weights if self.policy.full else self._if_first(adapter.tensors),
-            "optimizer": moments,
+            "optimizer": {} if self.learner.save_only_model else moments,
             "reference": self.zero.parts_of(self.reference) if self.reference is not None else {},
             "average": self._if_first(self.average or {}),
             "critic": self._if_first(self.critic.tensors() if self.critic is not None else {}),

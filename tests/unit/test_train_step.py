@@ -153,6 +153,27 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
         assert len({m["policy/lr"] for m in metrics}) > 5
 
 
+def test_a_checkpoint_of_the_model_alone_resumes_with_new_moments(tmp_path: Path):
+    samples, loss = batch(), config.LossConfig(kl=0.1)
+    with trainer(loss=loss) as learner, trainer(loss=loss) as small:
+        for one in (learner, small):
+            one.learner = one.learner.model_copy(update={"save_only_model": one is small})
+            one.update(samples)
+            one.update(samples)
+        sizes = [
+            sum(file.stat().st_size for file in one.save(tmp_path / name).glob("*.safetensors"))
+            for one, name in ((learner, "all"), (small, "model"))
+        ]
+        expected, weights = learner.update(samples), small.adapter()
+    assert sizes[1] < 0.6 * sizes[0]  # weights and reference of weights, moments and reference
+    with trainer(loss=loss) as resumed:
+        resumed.restore(checkpoint.latest(tmp_path / "model"))
+        assert resumed.adapter().sha256() == weights.sha256()
+        assert resumed.step_count == 2
+        assert resumed.zero.moments().get("step", np.zeros(1))[0] == 0
+        assert resumed.update(samples)["policy/loss"] == pytest.approx(expected["policy/loss"], abs=1e-5)
+
+
 def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkeypatch: pytest.MonkeyPatch):
     healthy = train_step.policy_loss
 
