@@ -65,8 +65,8 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
     """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained: see `trained_bytes`.
 
-    - checkpoints: weights, unless `learner.save_only_model` two moments of each, with a KL term the reference, with an average that;
-      the newest `learner.keep`, the best one if there are evaluations, and the one that is written.
+    - checkpoints: weights; two moments of each, unless `learner.save_only_model`; the reference of a KL term; an average. Of the
+      newest `learner.keep`, the best one if there are evaluations, and the one that is written.
     - versions: those that the policy store keeps.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
