@@ -181,10 +181,13 @@ class LearnerModel:
     def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[Tensor]:
         """Log-probabilities of each batch under the reference policy. Under ZeRO-3 every worker takes part in all passes."""
         with self._as_reference():
-            return [outputs[0] for outputs in self._outputs(batches, passes)]
+            return [outputs[0] for outputs in self._outputs(batches, passes)[: len(batches)]]
 
     def reference_states(self, batches: Sequence[PackedBatch], passes: int) -> list[ReferenceStates]:
-        """What the full KL divergence needs of the reference policy for each batch, in the host's memory; see above."""
+        """What the full KL divergence needs of the reference policy for each batch, in the host's memory; see above.
+
+        Under ZeRO-3 also for the empty batches: DeepSpeed needs equally many differentiable results on all workers.
+        """
         from deepspeed import zero
 
         trained = [p for p in self.model.lm_head.parameters() if p.requires_grad]
@@ -199,11 +202,10 @@ class LearnerModel:
             yield
 
     def _outputs(self, batches: Sequence[PackedBatch], passes: int, **options: Any) -> list[tuple[Tensor, ...]]:
-        """What the module returns for each batch."""
+        """What the module returns for each batch, and under ZeRO-3 for the empty batches up to `passes`."""
         empty = [self._empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
         on_device = (batch.to(self.device) for batch in [*batches, *empty])
-        results = [self.zero.engine.module(batch, self._view_features(batch), **options) for batch in on_device]
-        return results[: len(batches)]
+        return [self.zero.engine.module(batch, self._view_features(batch), **options) for batch in on_device]
 
     def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
         """KL(behaviour policy || current weights) in nats per token, over all workers' usable samples.

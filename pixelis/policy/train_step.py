@@ -139,7 +139,7 @@ class Trainer(LearnerModel):
             # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
             is_real = i < len(batches)
             micro = batches[i] if is_real else self._empty_batch()
-            reference = references[i] if is_real and references else None
+            reference = references[i] if i < len(references) else None
             ratio_base = old_log_probs[i] if is_real and old_log_probs else None
             members = [active[j] for j in bins[i]] if is_real else []
             self._backward(micro.to(self.device), kind, totals, reference, ratio_base, members, sums)
