@@ -25,6 +25,7 @@ from pixelis.evolution.vote import vote
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.equality import Equality
+from pixelis.rewards.grader import Grader
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
 
@@ -354,6 +355,43 @@ def test_update_tasks_and_advantages_are_bitwise_the_same(folder: Path, services
         groups, tasks = learnt(folder, format, [rng.choice(TRUTHS) for _ in range(3)], services)
         assert [group.model_dump_json() for group in groups] == expected
         assert tasks == first[1]
+
+
+CURRICULA: dict[str, dict[str, Any]] = {
+    "none": {},
+    "steps without accuracy": {"kind": "steps", "steps": [(0, 0, 0, 0), (1, 0, 0.5, 0.2), (2, 0, 0.1, 0.4)]},
+    "steps with accuracy": {"kind": "steps", "steps": [(0, 0, 0, 0), (1, 0.5, 0.5, 0)]},
+    "trigger": {
+        "kind": "trigger",
+        "trigger": [(0, 0, 0), (0, 0.5, 0), (0, 0.5, 0.5)],
+        **{"window": 1, "check_every": 1, "min_samples": 1, "success": 0.5},
+    },
+}
+
+
+@pytest.mark.slow  # imports torch
+@pytest.mark.parametrize("name", CURRICULA)
+def test_a_curriculum_that_is_called_unlabelled_learns_nothing_from_truths(name: str) -> None:
+    """Even where truths are at hand, for metrics: rewards, phases and the state after three steps."""
+    settings = RewardsConfig(preset="ttrl", curriculum=config.CurriculumConfig(**CURRICULA[name]))
+
+    def scored(truth: str) -> list[Any]:
+        grader, rng, result = Grader(settings), np.random.default_rng(5), list[Any]()
+        try:
+            for step in range(3):
+                question = Question(id=f"q{step}", question="How many?", answers=[truth], scorer="math")
+                group = rollouts(question, ["7", "7", "7", "8", None])
+                states = {t.id: rng.normal(size=(t.policy_turns + 1, 4)).tolist() for t in group.trajectories}
+                for t in grader.score(group, step, states).trajectories:
+                    result.append((t.reward, t.weighted, t.unscored))
+                result += [grader.advance(step).boundary, dict(grader.curriculum.mixture)]
+            tensors = {} if grader.dynamics is None else grader.dynamics.tensors()
+            return [*result, {name: tensor.tolist() for name, tensor in tensors.items()}]
+        finally:
+            grader.close()
+
+    assert (scored("7") == scored("9")) is not bool(settings.labelled)
+    assert bool(settings.labelled) is (name in ("steps with accuracy", "trigger"))
 
 
 @pytest.mark.slow
