@@ -54,8 +54,8 @@ endef
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(VENV)/bin/pixelis quickstart
 
-test: install lint docs  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py test-chaos test-serve test-unit test-ray test-vllm test-quickstart test-benchmarks
+test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
+	@$(PY) tests/lanes.py test-chaos test-serve lint docs test-unit test-ray test-quickstart test-vllm test-benchmarks
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties

@@ -1,4 +1,7 @@
-"""Gateways change and scale under load: no request fails and the engines stay as they are."""
+"""Gateways change and scale under load: no request fails and the engines stay as they are.
+
+Shorter: killed gateways under load in test_serve_faults.py, more and fewer generators in test_generator_scaling.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 from scripted import KEY, Deployed, picture_url
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 CALLERS = 20
 BODY = {"question": "wait 0.2 say 7", "image": picture_url()}
@@ -134,7 +137,6 @@ def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engine
     assert engines() == before
 
 
-@pytest.mark.long  # generators scale with the load in test_generator_scaling.py
 def test_gateways_scale_with_the_load_and_back(
     deployed: Deployed, deploy: Callable[..., None], record_figures: Callable[..., None]
 ) -> None:
