@@ -132,7 +132,8 @@ class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
     For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names the operations
-    that the policy may use for this question; None means all of the run.
+    that the policy may use for this question; None means all of the run. ``environment`` names the environment whose actions
+    the policy uses instead.
     """
 
     id: str
@@ -143,6 +144,7 @@ class Question(Record):
     task: str = "qa"
     split: str = "train"
     tools: list[str] | None = None
+    environment: str | None = None
     meta: dict[str, Any] = Field(default_factory=dict)
     annotations: Annotations | None = None
 
@@ -150,7 +152,7 @@ class Question(Record):
 class Action(Record):
     """A pixel operation requested by the policy.
 
-    ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id).
+    ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id; empty for an environment's action).
     """
 
     op: str
@@ -197,6 +199,7 @@ class Turn(Record):
 
     ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the sampling distribution) has
     one entry per token of a generated turn and is empty for all others. The loss covers exactly the policy turns with ``learn``.
+    ``further_actions`` are the calls after ``action`` of a turn with several; a tool turn follows for each.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -205,9 +208,15 @@ class Turn(Record):
     log_probs: list[float] = Field(default_factory=list)
     images: list[str] = Field(default_factory=list)
     action: Action | None = None
+    further_actions: list[Action] = Field(default_factory=list)
     observation: Observation | None = None
     error: str | None = None
     learn: bool = True
+
+    @property
+    def actions(self) -> list[Action]:
+        """The calls of the turn in order."""
+        return [self.action, *self.further_actions] if self.action is not None else []
 
     @property
     def is_policy(self) -> bool:
@@ -232,15 +241,17 @@ class Step(Record):
     """One assistant turn of a demonstration: an operation or the answer, after an optional thought.
 
     Flat in files (``{"op": "zoom_in", "box": [...]}``): unknown keys are arguments of the operation. The default ``target`` is
-    the first picture or clip. ``learn`` False excludes the turn from the loss, for a mistake that the next turn corrects.
-    ``observation`` is the result of the operation when the demonstration was created. ``verbatim`` is the turn as another system
-    wrote it; a turn without ``op`` and ``answer`` is a call that cannot be read, which only stays in the context.
+    the first picture or clip. ``further`` are more calls of the same turn, ``{"op", "target", "arguments"}`` each. ``learn``
+    False excludes the turn from the loss, for a mistake that the next turn corrects. ``observation`` is the result of the
+    operation when the demonstration was created. ``verbatim`` is the turn as another system wrote it; a turn without ``op`` and
+    ``answer`` is a call that cannot be read, which only stays in the context.
     """
 
     think: str | None = None
     op: str | None = None
     target: str | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
+    further: list[Action] = Field(default_factory=list)
     answer: str | None = None
     learn: bool = True
     observation: Observation | None = None
@@ -262,6 +273,8 @@ class Step(Record):
         unreadable = self.verbatim is not None and not self.learn and self.op is None
         if (self.op is None) == (self.answer is None) and not unreadable:
             raise ValueError("a turn needs either an `op` or an `answer`")
+        if self.further and (self.op is None or self.verbatim is not None):
+            raise ValueError("`further` calls follow an `op`, in a turn that is not verbatim")
         return self
 
 
@@ -312,6 +325,7 @@ class StopReason(enum.StrEnum):
 
     ANSWER = "answer"
     NO_ACTION = "no_action"
+    DONE = "done"
     LENGTH = "length"
     OVER_TURN = "over_turn"
     OVER_CONTEXT = "over_context"
@@ -354,7 +368,7 @@ class Trajectory(Record):
     @property
     def actions(self) -> list[Action]:
         """Requested operations in order, failed ones included."""
-        return [turn.action for turn in self.turns if turn.action is not None]
+        return [action for turn in self.turns for action in turn.actions]
 
     @property
     def observations(self) -> list[Observation]:

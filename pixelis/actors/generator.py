@@ -13,13 +13,14 @@ import ray
 
 from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.generator_router import RolloutRequest
-from pixelis.actors.toolbox_pool import ToolboxPool
+from pixelis.actors.toolbox_pool import EnvironmentTools, ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams, Session
 from pixelis.engines import start_engine
 from pixelis.operations import select
+from pixelis.operations.environment import environment_of, select_environments
 from pixelis.records import Group, Turn
 from pixelis.telemetry.metrics import count, publish
 
@@ -46,7 +47,8 @@ class Generator:
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)
-        self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
+        environments = select_environments(config.toolbox.environments)
+        self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations, environments)
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
         self.started, self.loading, self.running = False, asyncio.Lock(), 0
         freeze_gc()
@@ -158,7 +160,7 @@ class Generator:
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
         limits = Limits(request.max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
-        sessions: list[Session] = []
+        sessions, environments = list[Session](), list[EnvironmentTools]()
         tags = {"generator": str(self.index)}
         self.running += 1
         publish({"engine/running": self.running}, tags)
@@ -167,6 +169,8 @@ class Generator:
                 sessions.append(await self.engine.open(request.group_id))
             version = self.engine.version
             opened, (images, views) = await self.tools.open(question.media, *request.pictures)
+            if request.operations and environment_of(question, self.renderer.environments) is not None:
+                environments += [self.tools.environment(opened, question) for _ in sessions]
             tools = self.tools.bound(opened) if request.operations else None
             episodes = await asyncio.gather(
                 *(
@@ -176,7 +180,7 @@ class Generator:
                         question,
                         images,
                         views,
-                        tools,
+                        environments[i] if environments else tools,
                         limits,
                         SamplingParams(sampling.temperature, sampling.top_p, turn_tokens, sampling.seed + i),
                         group_id=request.group_id,
@@ -191,6 +195,8 @@ class Generator:
             publish({"engine/running": self.running}, tags)
             for session in sessions:
                 session.close()
+            for environment in environments:
+                environment.close()
         await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
         trajectories = [e.trajectory for e in episodes]
         group = Group(id=request.group_id, question=question, trajectories=trajectories, policy_version=version)

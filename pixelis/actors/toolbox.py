@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import hashlib
+import logging
 import os
 import resource
 import signal
@@ -26,12 +27,13 @@ import ray
 from pixelis.actors.cluster import freeze_gc, use_reserved_gpus
 from pixelis.config import Config
 from pixelis.datasets.media import open_media
-from pixelis.errors import BadImage, PixelisError
+from pixelis.errors import BadImage, InfraFailure, OperationError, PixelisError
 from pixelis.operations import Scene, execute, select
+from pixelis.operations.environment import PARENT, Environment, environment_of, select_environments
 from pixelis.operations.media import first_look
-from pixelis.operations.pixel_budget import PixelBudget
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip
-from pixelis.records import Action, ImageView, Media, Observation
+from pixelis.records import Action, ImageView, Media, Observation, Question
 from pixelis.telemetry.metrics import count
 
 Pictures = dict[str, np.ndarray | Clip]
@@ -43,6 +45,8 @@ InitialViews = tuple[list[ImageView], list[np.ndarray]]
 Outcome = tuple[Observation, list[np.ndarray]]
 """Observation and uint8 views of an operation."""
 
+log = logging.getLogger(__name__)
+
 RESULT_BYTES = 128_000_000
 """Limit on the size of an operation's result."""
 LINUX = sys.platform == "linux"
@@ -50,17 +54,22 @@ LINUX = sys.platform == "linux"
 
 @dataclass(slots=True)
 class Call:
-    """An operation of an episode. group: index of its images among the arguments of `Toolbox.execute`."""
+    """An operation of an episode. group: index of its images among the arguments of `Toolbox.execute`.
+
+    episode: id of the episode whose environment carries out the action; with a question, the environment starts.
+    """
 
     action: Action
     images: list[ImageView]
     objects: Objects
     group: int = 0
+    episode: str | None = None
+    question: Question | None = None
 
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class Toolbox:
-    """Opens media and runs operations. Stateless between calls; images are passed by reference."""
+    """Opens media and runs operations; images are passed by reference. Its only state: environments of running episodes."""
 
     def __init__(self, config: Config, multiple: int, kind: str):
         use_reserved_gpus()
@@ -69,6 +78,7 @@ class Toolbox:
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
         self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
+        self.environments, self.episodes = select_environments(config.toolbox.environments), dict[str, Environment]()
         for operation in self.operations.values():
             operation.ready(config.toolbox)
         # On SIGALRM, write the stack to the worker's log, then end the process (the default action).
@@ -108,14 +118,44 @@ class Toolbox:
     def execute(self, calls: Sequence[Call], timeout_s: float, *groups: Pictures) -> tuple[list[tuple[Outcome, int]], bool]:
         """Run calls in order. Returns (outcome, size in bytes) of each, and whether this process should end.
 
-        Errors are outcomes. The process should end if the calls left much memory or many threads behind.
+        Errors are outcomes. The process should end if the calls left much memory or many threads behind, but not while it holds
+        an environment.
         """
         with self._limits(timeout_s):
             results = [self._execute(call, groups[call.group]) for call in calls]
-        return results, _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2
+        return results, not self.episodes and _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2
+
+    def release(self, episode: str) -> None:
+        """End the environment of an episode, if there is one."""
+        self.episodes.pop(episode, None)
+
+    def _step(self, call: Call, pictures: Pictures) -> Outcome:
+        """Start the environment of an episode, or carry out one of its actions. Raises what the environment raises."""
+        assert call.episode is not None
+        if call.question is not None:
+            kind = environment_of(call.question, self.environments)
+            assert kind is not None
+            environment = self.episodes[call.episode] = kind()
+            # Episodes of one question start from one state: they are compared with each other.
+            seed = int.from_bytes(hashlib.blake2b(f"{self.config.run.seed} {call.question.id}".encode(), digest_size=4).digest())
+            result = environment.reset(call.question, pictures, seed)
+        elif (running := self.episodes.get(call.episode)) is None:
+            raise InfraFailure("the process of the environment was replaced", code="environment_lost")
+        else:
+            result = running.execute(call.action)
+        views = [fit(np.asarray(image), self.crop, self.multiple) for image in result.images]
+        sizes = [(image.shape[1], image.shape[0]) for image in result.images]
+        images = [
+            ImageView(id="", parent=PARENT, source_size=size, view_size=(view.shape[1], view.shape[0]))
+            for size, view in zip(sizes, views, strict=True)
+        ]
+        data = {**result.data, "reward": float(result.reward), "done": bool(result.done)}
+        return Observation(status="ok", text=result.text, images=images, data=data), views
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         start, name = time.perf_counter(), call.action.op[:30]
+        if call.episode is not None:
+            return self._execute_in_environment(call, pictures)
         scene = Scene(
             media=pictures,
             images=call.images,
@@ -142,6 +182,26 @@ class Toolbox:
         operation = name if name in self.operations else "unknown"  # the policy writes the name
         count("toolbox/calls", tags={"operation": operation, "status": observation.status})
         count("toolbox/seconds", observation.seconds, {"operation": operation})
+        return (observation, views), size
+
+    def _execute_in_environment(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
+        """An error of the environment itself ends it, and is an outcome with a code that begins with `environment_`."""
+        assert call.episode is not None
+        try:
+            observation, views = self._step(call, pictures)
+            size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
+            if size > RESULT_BYTES:
+                raise InfraFailure(
+                    f"the environment returned {size} bytes, the limit is {RESULT_BYTES}", code="environment_limit"
+                )
+        except OperationError as error:
+            return error_outcome(error.code, error.message), 0
+        except BaseException as error:
+            self.release(call.episode)
+            cause = "environment_out_of_memory" if isinstance(error, MemoryError) else "environment_crashed"
+            code = error.code if isinstance(error, InfraFailure) else cause
+            log.warning("the environment of episode %s failed", call.episode, exc_info=True)
+            return error_outcome(code, f"the environment failed: {type(error).__name__}: {error}"), 0
         return (observation, views), size
 
     @contextmanager

@@ -26,7 +26,7 @@ from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
 from pixelis.operations import geometry, select
 from pixelis.operations.media import first_look
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, ImageView, Media
+from pixelis.records import Action, ImageView, Media, Question, new_id
 
 QUICK_BATCH = 64
 """Maximum number of quick calls in a batch."""
@@ -92,6 +92,11 @@ class ToolboxPool:
         """Tools of a group of episodes."""
         return BoundTools(self, opened)
 
+    def environment(self, opened: Opened, question: Question) -> EnvironmentTools:
+        """The environment of a question for one episode, on the worker with the fewest."""
+        worker = min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
+        return EnvironmentTools(self, worker, opened, question)
+
     async def execute(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Outcome:
         """Run an operation; failures of the operation are error observations. Raises InfraFailure if no worker is available.
 
@@ -143,7 +148,8 @@ class ToolboxPool:
         self.submitted += 1
         job = Job(self.submitted, loop.create_future(), work, **details)
         job.future.add_done_callback(_retrieve_exception)
-        (self.quick if job.quick else self.slow).append(job)
+        queue = job.worker.pinned if job.worker is not None else self.quick if job.quick else self.slow
+        queue.append(job)
         if not self.is_dispatch_scheduled:  # batches the calls of one iteration of the event loop
             self.is_dispatch_scheduled = True
             loop.call_soon(self._dispatch)
@@ -160,6 +166,12 @@ class ToolboxPool:
 
     def _dispatch(self) -> None:
         self.is_dispatch_scheduled = False
+        for worker in [worker for worker in self.idle if worker.pinned]:
+            while worker.pinned and not worker.pinned[0].waiters:  # cancelled
+                worker.pinned.popleft().future.cancel()
+            if worker.pinned:
+                self.idle.remove(worker)
+                self._assign(worker, [worker.pinned.popleft()])
         while self.idle and (jobs := self._next_jobs()):
             self._assign(self.idle.popleft(), jobs)
         for worker in self.workers:
@@ -252,8 +264,10 @@ class ToolboxPool:
         self._dispatch()
 
     def _fail_all(self, error: PixelisError) -> None:
-        for job in [*self.quick, *self.slow]:
+        for job in [*self.quick, *self.slow, *(job for worker in self.workers for job in worker.pinned)]:
             self._unregister(job).future.set_exception(error)
+        for worker in self.workers:
+            worker.pinned.clear()
         self.quick.clear()
         self.slow.clear()
 
@@ -292,6 +306,7 @@ class ToolboxPool:
         del worker.tasks[0]
         if code is not None or (should_end and not worker.tasks):
             worker.tasks.clear()
+            worker.lose_environments()
             self._spawn(self._start(worker))
         elif not worker.tasks:
             self.idle.append(worker)
@@ -313,7 +328,8 @@ class ToolboxPool:
 
         A crash on another node may be a lost node, so a single job is retried once.
         """
-        retry = len(jobs) > 1 or (code == "crashed" and not is_local and not jobs[0].retried)
+        is_movable = jobs[0].worker is None
+        retry = len(jobs) > 1 or (code == "crashed" and is_movable and not is_local and not jobs[0].retried)
         for job in reversed(jobs):
             if retry:
                 job.deadline, job.quick, job.retried = job.deadline or start + self.timeout_s, False, len(jobs) == 1
@@ -426,6 +442,42 @@ class BoundTools:
     async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
         """Run an operation on the pool."""
         return await self.pool.execute(action, images, objects, self.opened)
+
+
+class EnvironmentTools:
+    """The environment of one episode, as `dialogue.agent` calls it. It lives in one process and ends with it.
+
+    Raises InfraFailure with a code `environment_...` when it is lost, takes too long, or fails itself.
+    """
+
+    def __init__(self, pool: ToolboxPool, worker: Worker, opened: Opened, question: Question):
+        self.pool, self.worker, self.opened, self.question = pool, worker, opened, question
+        self.episode = new_id("environment")
+        worker.environments.add(self.episode)
+
+    async def reset(self) -> Outcome:
+        """Start the environment."""
+        self.worker.environments.add(self.episode)
+        return await self._call(Call(Action(op="reset", target=""), [], {}, episode=self.episode, question=self.question))
+
+    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
+        """Carry out an action."""
+        if self.episode not in self.worker.environments:
+            raise InfraFailure("the process of the environment ended", code="environment_lost")
+        return await self._call(Call(action, images, objects, episode=self.episode))
+
+    async def _call(self, call: Call) -> Outcome:
+        self.pool.counts["calls"] += 1
+        observation, views = await self.pool._wait(self.pool._submit(call, opened=self.opened, worker=self.worker))
+        if (observation.code or "").startswith("environment_"):
+            raise InfraFailure(observation.text, code=observation.code)
+        return observation, views
+
+    def close(self) -> None:
+        """Release the environment. Idempotent."""
+        if self.episode in self.worker.environments:
+            self.worker.environments.discard(self.episode)
+            self.worker.handle.release.remote(self.episode)
 
 
 async def _value(ref: ray.ObjectRef) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors.toolbox import Call, decode_error, error_outcome
+from pixelis.errors import InfraFailure
 from pixelis.records import Media
 
 
@@ -29,7 +31,7 @@ class Job:
     """Queued work: media to open, or a call on opened media.
 
     waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed; retried: whether
-    the job alone has crashed a worker on another node.
+    the job alone has crashed a worker on another node. A call of an environment waits for the worker that holds it.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Job:
     waiters: int = 0
     deadline: float | None = None
     retried: bool = False
+    worker: Worker | None = None
 
     @property
     def opens_images(self) -> bool:
@@ -51,6 +54,10 @@ class Job:
         """Answer with an error. code: `timeout` or `crashed`."""
         if isinstance(self.work, Call):
             problems = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
+            if self.work.episode is not None:
+                message = f"the environment of the episode {problems[code]}"
+                self.future.set_exception(InfraFailure(message, code=f"environment_{code}"))
+                return
             self.future.set_result(error_outcome(code, f"{self.work.action.op[:30]} {problems[code]}"))
         else:
             problems = {"timeout": f"could not be decoded in {seconds:g} s", "crashed": "crashed the decoder"}
@@ -62,7 +69,8 @@ class Worker:
     """A toolbox and the state of its process.
 
     tasks: running and queued on it, in order; has_batch: whether its last task is a batch of quick calls; exited: done as soon as
-    the process has ended, None where only Ray can detect that (after two seconds).
+    the process has ended, None where only Ray can detect that (after two seconds). environments: episodes whose environment is in
+    the process; pinned: their waiting calls.
     """
 
     handle: ActorHandle
@@ -73,6 +81,18 @@ class Worker:
     tasks: list[asyncio.Task[bool]] = field(default_factory=list)
     has_batch: bool = False
     exited: asyncio.Future | None = None
+    environments: set[str] = field(default_factory=set)
+    pinned: deque[Job] = field(default_factory=deque)
+
+    def lose_environments(self) -> None:
+        """Fail the waiting calls of environments that end with the process; those of new ones wait for the next process."""
+        self.environments, waiting, self.pinned = set(), self.pinned, deque[Job]()
+        for job in waiting:
+            if isinstance(job.work, Call) and job.work.question is None:
+                job.future.set_exception(InfraFailure("the process of the environment ended", code="environment_lost"))
+            elif isinstance(job.work, Call) and job.work.episode is not None:
+                self.pinned.append(job)
+                self.environments.add(job.work.episode)
 
     def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
         """Record that the toolbox answers as process `pid`. On the local node, watch for the end of the process."""

@@ -26,8 +26,10 @@ class DialogueConfig(Section):
         description="format of calls and answers, which limits the operations that are offered: qwen all of toolbox.operations, "
         "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate, plain and dapo none",
     )
-    system: Literal["auto", "none"] = Field(
-        "auto", description="auto: a system turn with the tool schemas, except for the embedded model; none: no system turn"
+    system: Literal["auto", "row", "none"] = Field(
+        "auto",
+        description="auto: a system turn with the tool schemas, except for the embedded model; row: the system message of the "
+        "question's own row where it has one, without further instructions, and else as auto; none: no system turn",
     )
     coordinates: Literal["auto", "thousand", "pixels"] = Field(
         "auto",
@@ -38,6 +40,12 @@ class DialogueConfig(Section):
         None,
         description="boxes partly outside an image are cut at its border (true) or refused (false); null: as in the "
         "dialect's system, cut in pixel_reasoner and deepeyes",
+    )
+    max_calls: int = Field(
+        1,
+        ge=1,
+        description="calls of a turn that are executed, in order; above 1 with the dialects qwen, which refuses more, and "
+        "deepeyes, which ignores them; 1: the one that counts in the dialect's system",
     )
     input: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a question's picture")
     crop: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of an observation's picture")
@@ -50,7 +58,9 @@ class DialogueConfig(Section):
     max_images: int = Field(8, ge=1, description="maximum number of images of an episode")
 
     @model_validator(mode="after")
-    def _one_scale(self) -> DialogueConfig:
+    def _possible_in_the_dialect(self) -> DialogueConfig:
         if self.coordinates != "auto" and self.dialect != "qwen":
             raise ValueError(f"dialogue.coordinates must be auto: the dialect {self.dialect} has its own")
+        if self.max_calls > 1 and self.dialect not in ("qwen", "deepeyes"):
+            raise ValueError(f"dialogue.max_calls must be 1: a turn of the dialect {self.dialect} has one call")
         return self

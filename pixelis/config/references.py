@@ -1,9 +1,14 @@
-"""References to user-defined Python objects of the form ``package.module:Name``: algorithms, functions, operations."""
+"""References to user-defined Python objects, ``package.module:Name`` or ``path.py:Name``: algorithms, functions, operations."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pixelis.errors import BadConfig
@@ -27,12 +32,12 @@ def load_reference(reference: str, key: str) -> Any:
     Raises BadConfig with the configuration ``key`` when the text is not a reference, the module cannot be imported, or it has no
     such attribute.
     """
-    fix = "write package.module:Name, with the package installed or on PYTHONPATH of every node"
-    if not is_reference(reference):
-        raise BadConfig(f"{key}: `{reference}` is not of the form package.module:Name", fix=fix)
-    path, _, name = reference.partition(":")
+    fix = "write package.module:Name, with the package installed or on PYTHONPATH of every node, or path.py:Name"
+    if not is_function(reference):
+        raise BadConfig(f"{key}: `{reference}` is not of the form package.module:Name or path.py:Name", fix=fix)
+    path, _, name = reference.rpartition(":")
     try:
-        module = importlib.import_module(path)
+        module = _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
     except Exception as error:  # the user's module can raise anything
         raise BadConfig(f"{key}: {reference} cannot be imported: {type(error).__name__}: {error}", fix=fix) from error
     if not hasattr(module, name):
@@ -42,3 +47,21 @@ def load_reference(reference: str, key: str) -> Any:
             fix=f"did you mean `{path}:{near[0]}`?" if near else f"define {name} in {module.__file__ or path}",
         )
     return getattr(module, name)
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The module of a file, loaded once in a process."""
+    path = path.resolve()
+    name = f"pixelis_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    module = sys.modules[name] = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

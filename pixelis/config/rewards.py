@@ -50,6 +50,7 @@ class RewardWeightsConfig(Section):
         0.0, description="weight of the prediction error of a trained dynamics model, 0..1 (Pixelis)"
     )
     tool_misuse: float = Field(0.0, description="weight of the tool penalties, at most 0 (Pixelis)")
+    environment: float = Field(0.0, description="weight of the sum of the rewards that the question's environment gave")
 
 
 LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")

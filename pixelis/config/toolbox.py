@@ -14,6 +14,11 @@ class ToolboxConfig(Section):
         ["zoom_in", "segment_object_at", "get_properties", "read_text", "track_object", "select_frames"],
         description="pixel operations that the policy may call; your own as `package.module:Class`",
     )
+    environments: list[str] = Field(
+        [],
+        description="environments that a question may name (`environment`, `env_name` of a DeepEyes row), as "
+        "`package.module:Class` or `path.py:Class`; their episodes live in the toolbox and share its memory_bytes",
+    )
     workers: int = Field(1, ge=1, description="toolbox actors per generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that each toolbox reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each toolbox reserves, for a SAM segmenter; 0: it runs on the CPU")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations.operation import Operation
-from pixelis.records import Demonstration, Step
+from pixelis.records import Action, Demonstration
 from pixelis.rewards.scorers import find_scorer
 
 SLACK = 0.01
@@ -30,29 +30,30 @@ def check_demonstration(row: Demonstration, source: str, operations: Mapping[str
     for number, turn in enumerate(row.turns):
         if turn.answer is not None and number < last:
             return BadRow(source, row.id, f"turns.{number}", "early_answer", "only the last turn answers")
-        if turn.op is not None and turn.learn and (problem := _call_problem(turn, operations)):
-            return BadRow(source, row.id, f"turns.{number}.{problem[0]}", problem[1], problem[2])
+        for call in [Action(op=turn.op, arguments=turn.arguments), *turn.further] if turn.op is not None and turn.learn else []:
+            if problem := _call_problem(call, operations):
+                return BadRow(source, row.id, f"turns.{number}.{problem[0]}", problem[1], problem[2])
     if row.turns[last].answer is None:
         message = 'the last turn calls an operation; end with {"answer": "..."}'
         return BadRow(source, row.id, f"turns.{last}", "no_answer", message)
     return None
 
 
-def _call_problem(turn: Step, operations: Mapping[str, type[Operation]]) -> tuple[str, str, str] | None:
+def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tuple[str, str, str] | None:
     """(field, code, message) of what is wrong with a call."""
-    name = str(turn.op)
+    name = call.op
     if name not in operations:
         near = difflib.get_close_matches(name, operations, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations) or 'none in this dialect'}"
         return "op", "unknown_op", f"no operation `{name}` ({hint})"
     for key in COORDINATES:
-        values = turn.arguments.get(key)
+        values = call.arguments.get(key)
         numbers = [v for v in values if isinstance(v, int | float)] if isinstance(values, list | tuple) else []
         if any(not -SLACK <= v <= 1 + SLACK for v in numbers):
             message = f"{list(numbers)} lies outside the picture: coordinates are 0..1 of the picture, not pixels"
             return key, "out_of_range", message
     try:
-        operations[name].check(turn.arguments)
+        operations[name].check(call.arguments)
     except OperationError as error:
         fields = list(operations[name].Arguments.model_fields)
         return "arguments", error.code, f"{name}: {error.message}; arguments are {', '.join(fields)}"

@@ -50,25 +50,25 @@ class Player:
                 trajectory.turns.append(self._answer(step, images))
                 trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
                 continue
-            turn, action, error = self._call(step, images, default_target(media), offered)
+            turn, actions, error = self._call(step, images, default_target(media), offered)
             trajectory.turns.append(turn)
-            if error is not None:
-                observation, new_views = Observation(status="error", code=error.code, text=error.message), list[np.ndarray]()
-            else:
-                observation, new_views = execute(action, self.scene(media, trajectory.objects, images), offered)
-            if observation.status != "ok":
-                shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
-                if step.learn or (shown and _is_used(question.turns[number + 1 :], successes + 1)):
-                    code = observation.code or "operation"
-                    raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=code)
-                trajectory.turns.append(self.renderer.observation(observation, len(images)))
-                continue
-            data = {**observation.data, "op": action.op, "target": action.target}
-            observation = name_observation(observation.model_copy(update={"data": data}), successes)
-            successes += 1
-            trajectory.turns.append(self.renderer.observation(observation, len(images)))
-            images += observation.images
-            views += new_views
+            results = [(Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())] if error else []
+            scene = self.scene(media, trajectory.objects, list(images))
+            results += [execute(action, scene, offered) for action in actions if error is None]
+            for place, (observation, new_views) in enumerate(results):
+                action = actions[place]
+                if observation.status == "ok":
+                    data = {**observation.data, "op": action.op, "target": action.target}
+                    observation = name_observation(observation.model_copy(update={"data": data}), successes)
+                    successes += 1
+                else:
+                    shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
+                    if step.learn or (shown and _is_used(question.turns[number + 1 :], successes + 1)):
+                        code = observation.code or "operation"
+                        raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=code)
+                trajectory.turns.append(self.renderer.observation(observation, len(images), place, len(results)))
+                images += observation.images
+                views += new_views
         trajectory.images = images
         if len(trajectory.token_ids()) > self.config.dialogue.max_context:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
@@ -83,8 +83,8 @@ class Player:
 
     def _call(
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
-    ) -> tuple[Turn, Action, OperationError | None]:
-        """The turn of a call, the action to execute, and the error that takes the place of its result, if any."""
+    ) -> tuple[Turn, list[Action], OperationError | None]:
+        """The turn of a call, the actions to execute, and the error that takes the place of their results, if any."""
         action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
         verbatim = step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
         if step.op is None:
@@ -98,19 +98,20 @@ class Player:
         if verbatim is not None and not as_in_row and (step.learn or reply.action is not None):
             turn = self.renderer.verbatim(verbatim.text, action, images)
             read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-        turn = turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error})
+        read_back = {"action": read.action, "further_actions": read.further_actions, "error": read.error}
+        turn = turn.model_copy(update={"learn": step.learn, **read_back})
         if step.verbatim is not None and step.verbatim.failed:
-            return turn, action, OperationError((step.verbatim.result or "").strip(), code="refused")
-        if reply.action is not None:
-            return turn, reply.action, None
+            return turn, [action], OperationError((step.verbatim.result or "").strip(), code="refused")
+        if turn.actions:
+            return turn, turn.actions, None
         if step.op is not None and verbatim is not None:
-            return turn, action, None
-        return turn, action, reply.error or OperationError("no call was found", code="bad_json")
+            return turn, [action], None
+        return turn, [action], reply.error or OperationError("no call was found", code="bad_json")
 
     def _rendered(self, action: Action, step: Step, images: list[ImageView]) -> Turn:
         """The call in the run's dialect; a mistaken one that the dialect cannot write is written as JSON as it stands."""
         try:
-            return self.renderer.assistant(action, step.think, images)
+            return self.renderer.assistant([action, *step.further], step.think, images)
         except OperationError:
             if step.learn:
                 raise

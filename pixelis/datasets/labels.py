@@ -53,6 +53,7 @@ def without_truths(question: Question) -> Question:
         task=question.task,
         split=question.split,
         tools=question.tools,
+        environment=question.environment,
         meta={key: question.meta[key] for key in META if key in question.meta},
     )
     if stripped.scorer in _CHOICES and len(case_of(stripped, None, ()).options) > 1:

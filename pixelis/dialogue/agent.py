@@ -7,12 +7,13 @@ or an observation, never an exception that would end other episodes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -38,6 +39,19 @@ class Tools(Protocol):
 
         Returns an observation without ids, and the uint8 views of its images.
         """
+        ...
+
+
+@runtime_checkable
+class StatefulTools(Tools, Protocol):
+    """An environment: tools with a state, for one episode.
+
+    An observation with ``done`` in its data ends the episode. An error of ``reset`` or ``execute`` ends it too, unscored, because
+    the state is lost.
+    """
+
+    async def reset(self) -> tuple[Observation, list[np.ndarray]]:
+        """Start the episode. Returns the observation to show below the question, without ids, and its uint8 views."""
         ...
 
 
@@ -82,11 +96,11 @@ async def run_episode(
     """Run one episode: let the policy answer a question. Closes the session.
 
     ``images`` and ``views`` are the descriptions and pixels of the question's pictures. Without ``tools``, or for a
-    question whose own ``tools`` are an empty list, no operations are offered, and a call gets an ``unknown_op`` observation. A
-    call in the last allowed turn is not executed (over_turn). An
-    observation that does not fit is not appended (over_context, over_images). A prompt that does not fit gives an episode
-    without turns or images. Engine failures end the episode with ``error`` or ``deadline`` and their code in ``unscored``; only
-    cancellation is raised.
+    question whose own ``tools`` are an empty list, no operations are offered, and a call gets an ``unknown_op`` observation.
+    ``tools`` may be an environment (``StatefulTools``). The calls of a turn with several are executed in order. A call in the
+    last allowed turn is not executed (over_turn). An observation that does not fit is not appended (over_context, over_images).
+    A prompt that does not fit gives an episode without turns or images. Engine failures end the episode with ``error`` or
+    ``deadline`` and their code in ``unscored``; only cancellation is raised.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -130,12 +144,13 @@ async def _play(
     sampling: SamplingParams,
     on_turn: TurnCallback | None,
 ) -> StopReason:
-    trajectory = episode.trajectory
+    trajectory, offered = episode.trajectory, renderer.offered(question, operations=tools is not None)
+    if isinstance(tools, StatefulTools):
+        question = await _reset(tools, question, episode)
     if len(trajectory.images) > limits.max_images:
         return StopReason.OVER_IMAGES
     _check_views(renderer, episode)
     prompt = renderer.prompt(question, trajectory.images, operations=tools is not None)
-    offered = renderer.offered(question, operations=tools is not None)
     used = sum(len(turn.tokens) for turn in prompt)
     if used >= limits.max_context:
         return StopReason.OVER_CONTEXT
@@ -161,41 +176,74 @@ async def _play(
             return StopReason.NO_ACTION
         if number == limits.max_turns - 1:
             return StopReason.OVER_TURN
-        if reply.action is not None and tools is not None:
-            observation, views = await _operate(tools, reply.action, trajectory)
-        else:
+        results = list[tuple[Observation, list[np.ndarray]]]()
+        if tools is not None:
+            for action in turn.actions:
+                results.append(await _operate(tools, action, trajectory, [observation for observation, _ in results]))
+                if _is_done(results[-1][0]):
+                    break
+        if not results:
             assert reply.error is not None
-            observation = Observation(status="error", code=reply.error.code, text=reply.error.message)
-            views = []
-        if len(trajectory.images) + len(views) > limits.max_images:
+            results.append((Observation(status="error", code=reply.error.code, text=reply.error.message), []))
+        if len(trajectory.images) + sum(len(views) for _, views in results) > limits.max_images:
             return StopReason.OVER_IMAGES
-        tool_turn = renderer.observation(observation, len(trajectory.images))
-        if used + len(tool_turn.tokens) >= limits.max_context:
+        tool_turns, shown = list[Turn](), len(trajectory.images)
+        for place, (observation, _) in enumerate(results):
+            tool_turns.append(renderer.observation(observation, shown, place, len(results)))
+            shown += len(observation.images)
+        tokens = [token for tool_turn in tool_turns for token in tool_turn.tokens]
+        if used + len(tokens) >= limits.max_context:
             return StopReason.OVER_CONTEXT
-        trajectory.turns.append(tool_turn)
-        trajectory.images += observation.images
-        episode.views += views
-        if on_turn is not None:
-            on_turn(tool_turn, views)
-        tokens, used = tool_turn.tokens, used + len(tool_turn.tokens)
+        views, used = [view for _, new in results for view in new], used + len(tokens)
+        for tool_turn, (observation, new) in zip(tool_turns, results, strict=True):
+            trajectory.turns.append(tool_turn)
+            trajectory.images += observation.images
+            episode.views += new
+            if on_turn is not None:
+                on_turn(tool_turn, new)
+        if any(_is_done(observation) for observation, _ in results):
+            return StopReason.DONE
     raise AssertionError("the last turn returns")
 
 
-async def _operate(tools: Tools, action: Action, trajectory: Trajectory) -> tuple[Observation, list[np.ndarray]]:
-    """Execute an action and assign ids to the observation and its images. A failure of the tool becomes an observation."""
+async def _reset(tools: StatefulTools, question: Question, episode: Episode) -> Question:
+    """Start an environment; returns the question as the policy sees it, with the environment's text below."""
+    observation, views = await tools.reset()
+    trajectory, used = episode.trajectory, {image.id for image in episode.trajectory.images}
+    free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
+    trajectory.images += [image.model_copy(update={"id": next(free)}) for image in observation.images]
+    episode.views += views
+    text = "\n".join(part for part in (question.question, observation.text) if part)
+    return question.model_copy(update={"question": text})
+
+
+def _is_done(observation: Observation) -> bool:
+    return observation.data.get("done") is True
+
+
+async def _operate(
+    tools: Tools, action: Action, trajectory: Trajectory, before: Sequence[Observation]
+) -> tuple[Observation, list[np.ndarray]]:
+    """Execute an action and assign ids to the observation and its images. A failure of the tool becomes an observation.
+
+    ``before``: the observations of earlier calls of the same turn, which only their ids depend on.
+    """
     try:
         observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
             return observation.model_copy(update={"id": None, "images": []}), []
         if [view.shape for view in views] != [(i.view_size[1], i.view_size[0], 3) for i in observation.images]:
             raise ValueError("the views differ from the observation's images")
-    except (TimeoutError, DeadlineExceeded):
-        return Observation(status="error", code="timeout", text=f"{action.op} took too long"), []
     except Exception as error:
+        if isinstance(tools, StatefulTools):
+            raise
+        if isinstance(error, TimeoutError | DeadlineExceeded):
+            return Observation(status="error", code="timeout", text=f"{action.op} took too long"), []
         log.warning("operation %s of episode %s failed", action.op, trajectory.id, exc_info=True)
         return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
     data = {**observation.data, "op": action.op, "target": action.target}
-    return name_observation(observation.model_copy(update={"data": data}), trajectory.operations_ok), views
+    successes = trajectory.operations_ok + sum(earlier.status == "ok" for earlier in before)
+    return name_observation(observation.model_copy(update={"data": data}), successes), views
 
 
 def name_observation(observation: Observation, successes: int) -> Observation:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
 from pixelis.dialogue.spec import ModelSpec, is_control, token_id
-from pixelis.errors import BadConfig, BadInput
+from pixelis.errors import BadConfig, BadInput, OperationError
+from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Observation, Question, Turn
@@ -30,12 +31,18 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class Renderer:
     """Renders and parses the turns of one model with its tokenizer, dialect and operations.
 
-    ``operations`` are the given ones that the dialect supports. Raises BadInput if the tokenizer lacks a token of the chat
-    format, BadConfig if a dialect with operations supports none of the given ones.
+    ``operations`` are the given ones that the dialect supports, ``environments`` those that questions may name. Raises BadInput
+    if the tokenizer lacks a token of the chat format, BadConfig if a dialect with operations supports none of the given ones, or
+    an environment has actions that it has no form for.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec, config: DialogueConfig, operations: Sequence[type[Operation]]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        spec: ModelSpec,
+        config: DialogueConfig,
+        operations: Sequence[type[Operation]],
+        environments: Mapping[str, type[Environment]] | None = None,
     ):
         self.tokenizer, self.spec = tokenizer, spec
         self.dialect = DIALECTS[config.dialect]
@@ -45,10 +52,15 @@ class Renderer:
             raise BadConfig(
                 f"dialogue.dialect {config.dialect} does not support {names}", fix="add zoom_in to toolbox.operations"
             )
+        self.environments = environments or {}
+        for name, environment in self.environments.items():
+            if unsupported := [action.name for action in environment.actions if not self.dialect.offers(action)]:
+                message = f"dialogue.dialect {config.dialect} has no form for {', '.join(unsupported)} of the environment {name}"
+                raise BadConfig(message, fix="set dialogue.dialect=qwen")
         configured = spec.coordinates if config.coordinates == "auto" else config.coordinates
         self.coordinates = self.dialect.scale or configured
-        self.clamp = config.clamp
-        self.system = config.system == "auto" and not spec.embedded
+        self.clamp, self.max_calls = config.clamp, config.max_calls
+        self.system, self.row_system = config.system != "none" and not spec.embedded, config.system == "row"
         self._token_cache: dict[tuple[str, bool], list[int]] = {}
         # A turn with one of these ids was not sampled by a working engine.
         self._banned = frozenset(spec.banned)
@@ -59,33 +71,45 @@ class Renderer:
         self._control = re.compile("|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True)))
 
     def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
-        """The operations that the policy may use for this question, by name; none without ``operations``."""
+        """The operations that the policy may use for this question, by name; none without ``operations``.
+
+        Raises BadInput ``unknown_environment``.
+        """
+        if operations and (environment := environment_of(question, self.environments)) is not None:
+            return {action.name: action for action in environment.actions}
         names = question.tools
         return {name: o for name, o in self.operations.items() if operations and (names is None or name in names)}
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
         """The turns before the first policy token: [system,] user. The tokens end with the assistant's opener.
 
-        ``views`` are the question's pictures in order; ``operations`` False offers no tools.
+        ``views`` are the question's pictures in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the
+        system message of the question's row stands for the dialect's instructions.
         """
         turns = []
         offered = self.offered(question, operations)
-        if self.system and (system := self.dialect.system(views, offered, self.coordinates)):
-            text = "".join(piece for piece in system if isinstance(piece, str))
+        own = question.meta.get("system") if self.row_system else None
+        system: Sequence[Piece] = self.dialect.pieces(own) if isinstance(own, str) else []
+        instruct = self.system and not system
+        if system or (instruct and (system := self.dialect.system(views, offered, self.coordinates, self.max_calls))):
+            text = _clean("".join(piece for piece in system if isinstance(piece, str)))
             turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
-        pieces = self.dialect.question(question.question, views, bool(offered), self.system)
+        pieces = self.dialect.question(question.question, views, bool(offered), instruct)
         text = _clean("".join(piece for piece in pieces if isinstance(piece, str)))
         tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n"])
         return [*turns, Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])]
 
-    def observation(self, observation: Observation, images_so_far: int = 0) -> Turn:
+    def observation(self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1) -> Turn:
         """The turn that shows an observation, from the line break after the policy's turn to the assistant's next opener.
 
-        ``images_so_far``: number of earlier images, for dialects that number them.
+        ``images_so_far``: number of earlier images, for dialects that number them. The ``count`` observations of a turn with
+        several calls are one turn of the chat, of which this is the part ``place``.
         """
-        pieces = self.dialect.observation(observation, images_so_far, self.system)
+        last = place == count - 1
+        pieces = self.dialect.observation(observation, images_so_far, self.system and last)
         text = _clean("".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag)))
-        tokens = self._encode(["\n", START, "user\n", *pieces, END, "\n", START, "assistant\n"])
+        opener, closer = ([] if place else [START, "user\n"]), ([END, "\n", START, "assistant\n"] if last else [])
+        tokens = self._encode(["\n", *opener, *pieces, *closer])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
 
@@ -113,20 +137,39 @@ class Renderer:
         if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
             return Turn(role="assistant", text=text, error="bad_token"), Reply()
         scale = self._scale(images)
-        reply = self.dialect.parse(text, self.operations if operations is None else operations, scale)
-        error = reply.error.code if reply.error else None
-        return Turn(role="assistant", text=text, tokens=tokens, log_probs=log_probs, action=reply.action, error=error), reply
+        reply = self.dialect.parse(text, self.operations if operations is None else operations, scale, self.max_calls)
+        turn = Turn(
+            role="assistant",
+            text=text,
+            tokens=tokens,
+            log_probs=log_probs,
+            action=reply.action,
+            further_actions=list(reply.further_actions),
+            error=reply.error.code if reply.error else None,
+        )
+        return turn, reply
 
-    def assistant(self, content: Action | str, think: str | None = None, images: Sequence[ImageView] = ()) -> Turn:
-        """A demonstration's turn: an Action or the text of an answer. Ends with the stop token; has no log-probs.
+    def assistant(
+        self, content: Action | Sequence[Action] | str, think: str | None = None, images: Sequence[ImageView] = ()
+    ) -> Turn:
+        """A demonstration's turn: calls, or the text of an answer. Ends with the stop token; has no log-probs.
 
-        ``images`` are the views so far, which models with pixel coordinates need. The turn's action is the dialect's version of
-        the given one. Raises OperationError if the dialect cannot express it, or if its box is below the resolution of the scale.
+        ``images`` are the views so far, which models with pixel coordinates need. The turn's actions are the dialect's versions
+        of the given ones. Raises OperationError if the dialect cannot express one, if a box is below the resolution of the
+        scale, or for more calls than ``dialogue.max_calls``.
         """
-        parts = self.dialect.render(content, self._scale(images), think)
-        action = self.dialect.adapt(content) if isinstance(content, Action) else None
-        text = _clean("".join(parts))
-        return Turn(role="assistant", text=text, tokens=self._encode([*parts, END]), action=action)
+        calls = [content] if isinstance(content, Action) else [] if isinstance(content, str) else list(content)
+        if len(calls) > self.max_calls:
+            raise OperationError(f"{len(calls)} calls in a turn, dialogue.max_calls is {self.max_calls}", code="limit")
+        parts = self.dialect.render(calls or content, self._scale(images), think)
+        actions = [self.dialect.adapt(action) for action in calls]
+        return Turn(
+            role="assistant",
+            text=_clean("".join(parts)),
+            tokens=self._encode([*parts, END]),
+            action=actions[0] if actions else None,
+            further_actions=actions[1:],
+        )
 
     def mistaken(self, action: Action, think: str | None = None) -> Turn:
         """The turn of a wrong call that the dialect has no form for, arguments as they stand: it is context, never learnt."""

@@ -69,9 +69,10 @@ def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
         broken = turn.error not in (None, "bad_token")  # a banned token is an engine failure, not a call
         if not turn.is_policy or (turn.action is None and not broken):
             continue
-        reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else turn.observation
-        requested += 1
-        failed += broken or (reply is not None and reply.status == "error")
+        calls = max(len(turn.actions), 1)
+        replies = [later.observation for later in trajectory.turns[i + 1 : i + 1 + calls]] or [turn.observation]
+        requested += calls
+        failed += broken or sum(reply is not None and reply.status == "error" for reply in replies)
     return requested, failed
 
 

@@ -11,7 +11,7 @@ from pixelis.rewards.scorers import box_iou
 
 def actions(trajectory: Trajectory) -> list[Action]:
     """The operations that the policy called, in order."""
-    return [turn.action for turn in trajectory.turns if turn.is_policy and turn.action is not None]
+    return [action for turn in trajectory.turns if turn.is_policy for action in turn.actions]
 
 
 def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:

@@ -171,12 +171,16 @@ def prompts(config: Config) -> list[Prompt]:
     from pixelis.dialogue.render import Renderer
     from pixelis.dialogue.spec import ModelSpec, load_tokenizer
     from pixelis.operations import select
+    from pixelis.operations.environment import select_environments
     from pixelis.policy.model_path import resolve
     from pixelis.records import Question
 
     try:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
-        renderer = Renderer(tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations))
+        environments = select_environments(config.toolbox.environments)
+        renderer = Renderer(
+            tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations), environments
+        )
     except PixelisError:  # reported by `check_inputs`
         return []
     try:

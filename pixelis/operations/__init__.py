@@ -12,6 +12,7 @@ import numpy as np
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
+from pixelis.operations.environment import Environment, EnvironmentAction, EnvironmentResult
 from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.read_text import ReadText
@@ -22,7 +23,20 @@ from pixelis.operations.track_object import TrackObject
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Observation
 
-__all__ = ["OPERATIONS", "Operation", "OperationArguments", "Result", "Scene", "Target", "View", "execute", "select"]
+__all__ = [
+    "OPERATIONS",
+    "Environment",
+    "EnvironmentAction",
+    "EnvironmentResult",
+    "Operation",
+    "OperationArguments",
+    "Result",
+    "Scene",
+    "Target",
+    "View",
+    "execute",
+    "select",
+]
 
 log = logging.getLogger(__name__)
 

@@ -169,13 +169,14 @@ class Operation:
     """Base class of operations. Operations are pure: the same arguments and pixels give the same result, so logs can be replayed.
 
     ``description`` is one paragraph for the policy. ``quick`` operations take a few milliseconds at most; concurrent calls of
-    them may be sent in one batch.
+    them may be sent in one batch. Calls of operations that are not ``targeted`` name no image.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     Arguments: ClassVar[type[OperationArguments]]
     quick: ClassVar[bool] = False
+    targeted: ClassVar[bool] = True
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> OperationArguments:

@@ -42,15 +42,16 @@ def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None =
         findings.append(value)
         counts[name] += 1
 
-    for before, after in pairwise(turns):
-        if before.action is None:
+    steps = [(turn, action) for turn in turns for action in (turn.actions or (None,))]
+    for (turn, before), (next_turn, after) in pairwise(steps):
+        if before is None:
             continue
-        if before.action.op in THOUGHTFUL and _thinks(after):
+        if before.op in THOUGHTFUL and next_turn is not turn and _thinks(next_turn):
             add("good_sequences", BONUS)
-        if after.action is None:
+        if after is None:
             continue
-        pair = (before.action.op, after.action.op)
-        if before.action == after.action:
+        pair = (before.op, after.op)
+        if before == after:
             add("repetitions", REPETITION)
         if pair in GOOD:
             add("good_sequences", BONUS)
@@ -80,10 +81,14 @@ def violations(trajectory: Trajectory, question: Question) -> Counter[str]:
     for i, turn in enumerate(trajectory.turns):
         if not turn.is_policy:
             continue
-        reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else None
-        failed = reply is not None and reply.status == "error"
-        code = turn.error or (reply.code if reply is not None and failed else None)
-        if (action := turn.action) is not None:
+        for number, action in enumerate(turn.actions or (None,), i + 1):
+            reply = trajectory.turns[number].observation if number < len(trajectory.turns) else None
+            failed = reply is not None and reply.status == "error"
+            code = turn.error or (reply.code if reply is not None and failed else None)
+            counts["out_of_bounds_coordinates"] += code in OUTSIDE
+            counts["invalid_operation"] += code in INVALID
+            if action is None:
+                continue
             uses[action.op] += 1
             if uses[action.op] > CAPS.get(action.op, len(trajectory.turns)):
                 counts[f"overuse_{action.op}"] += 1
@@ -92,8 +97,6 @@ def violations(trajectory: Trajectory, question: Question) -> Counter[str]:
             if action.op == TRACK and (static or code == "not_a_video"):
                 counts["track_on_static_image"] += 1
             segmented = segmented or (action.op == SEGMENT and not failed and turn.error is None)
-        counts["out_of_bounds_coordinates"] += code in OUTSIDE
-        counts["invalid_operation"] += code in INVALID
     counts["missing_answer"] += trajectory.answer is None
     return +counts
 

@@ -29,7 +29,7 @@ def dialect(trajectory: Trajectory) -> float:
         raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
     parser = DIALECTS[trajectory.dialect]
     turns = [turn for turn in trajectory.turns if turn.is_policy]
-    valid = all(turn.error is None and parser.well_formed(turn.text) for turn in turns)
+    valid = all(turn.error is None and parser.well_formed(turn.text, max(len(turn.actions), 1)) for turn in turns)
     return float(bool(turns) and valid and trajectory.stop_reason is StopReason.ANSWER)
 
 

@@ -47,7 +47,9 @@ def tries_call(turn: Turn) -> bool:
 
 def calls(trajectory: Trajectory, counts: str) -> int:
     """Number of operations that were ``executed``, or ``requested``: failed, unreadable and truncated calls included."""
-    return trajectory.operations_ok if counts == "executed" else sum(tries_call(turn) for turn in trajectory.turns)
+    if counts == "executed":
+        return trajectory.operations_ok
+    return sum(max(len(turn.actions), 1) for turn in trajectory.turns if tries_call(turn))
 
 
 def ends_in_error(trajectory: Trajectory) -> bool:
@@ -55,7 +57,8 @@ def ends_in_error(trajectory: Trajectory) -> bool:
     for i in reversed(range(len(trajectory.turns))):
         turn = trajectory.turns[i]
         if tries_call(turn):
-            reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else None
+            last = i + max(len(turn.actions), 1)
+            reply = trajectory.turns[last].observation if last < len(trajectory.turns) else None
             return turn.error is not None or (reply is not None and reply.status == "error")
     return False
 
@@ -335,6 +338,11 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
     return sequences.misuse(sequences.violations(trajectory, context.question))
 
 
+def environment(trajectory: Trajectory, context: Context) -> float:
+    """Sum of the rewards of the question's environment, 0 for a question without one."""
+    return math.fsum(o.data.get("reward", 0.0) for o in trajectory.observations) if context.question.environment else 0.0
+
+
 @dataclass(frozen=True)
 class Term:
     """A function of a trajectory and the valid range of its values."""
@@ -362,6 +370,7 @@ TERMS: dict[str, Term] = {
     "coherence": Term(coherence, -1.0, 1.0),
     "curiosity_dynamics": Term(curiosity_dynamics, 0.0, 1.0),
     "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),
+    "environment": Term(environment, -INFINITE, INFINITE),
 }
 """Terms by their name in ``rewards.weights``."""
 

@@ -32,7 +32,7 @@ def scene(picture: np.ndarray | None = None) -> Scene:
 
 def test_the_document_shows_the_file():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/operations.md").read_text(), re.DOTALL)
-    assert blocks == [(ROOT / "docs/examples/contrast.py").read_text()]
+    assert blocks == [(ROOT / f"docs/examples/{name}.py").read_text() for name in ("contrast", "grid_walk")]
 
 
 def test_it_stretches_contrast_and_says_so(stretch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -123,6 +124,26 @@ def test_system_turn_offers_the_tools_only_to_models_that_do_not_know_them():
     assert "<answer>" in without.text
     quiet = Renderer(r.tokenizer, r.spec, DialogueConfig(system="none"), list(OPERATIONS.values()))
     assert [t.role for t in quiet.prompt(ask("x"), [image_view("large")])] == ["user"]
+
+
+def test_the_system_message_of_a_row_stands_for_the_dialects_instructions():
+    base = renderer("large")
+    own = "You see pictures.<tools>{}</tools> Call as <tool_call>{}</tool_call><|im_end|>"
+    question = ask("Which digit?").model_copy(update={"meta": {"system": own}})
+    view = image_view("large")
+    for dialect, system in itertools.product(("deepeyes", "qwen"), ("row", "auto")):
+        r = Renderer(base.tokenizer, base.spec, DialogueConfig(dialect=dialect, system=system), base.operations.values())
+        prompt, usual = r.prompt(question, [view]), r.prompt(ask("Which digit?"), [view])
+        if system == "auto":
+            assert prompt == usual
+            continue
+        first, user = prompt
+        assert (first.role, first.text) == ("system", own)
+        assert user.text.strip() == "Which digit?"
+        assert first.tokens.count(base.spec.stop) == 1
+        call = base.tokenizer.convert_tokens_to_ids("<tool_call>")
+        assert first.tokens.count(call) == 1, "the dialect's tags are its tokens, as in the turns of the policy"
+        assert "Think" in usual[0].text + usual[-1].text
 
 
 @pytest.mark.parametrize("name", ["nano", "large"])

@@ -138,10 +138,15 @@ def test_the_tools_of_a_deepeyes_row_follow_env_name(folder: Path, more: dict, t
     assert not r.offered(question, operations=False)
 
 
-def test_an_environment_that_pixelis_lacks_is_named(folder: Path) -> None:
-    (row,) = read_records(write(folder, deepeyes("rag_v2-train", env_name="rag")))
-    assert isinstance(row, BadRow)
-    assert (row.column, row.code) == ("env_name", "unknown_environment")
+def test_another_env_name_is_that_of_an_environment_which_the_run_must_know(folder: Path) -> None:
+    question = one(write(folder, deepeyes("rag_v2-train", env_name="rag")))
+    assert (question.environment, question.tools) == ("rag", None)
+    assert one(write(folder, deepeyes("vstar", env_name="visual_toolbox_v2"))).environment is None
+    model = renderer("large")
+    r = Renderer(model.tokenizer, model.spec, DialogueConfig(dialect="deepeyes"), [OPERATIONS["zoom_in"]])
+    with pytest.raises(BadInput, match=r"toolbox\.environments") as error:
+        r.prompt(question, [])
+    assert error.value.code == "unknown_environment"
 
 
 # -- EasyR1: DAPO's form of answers, Jinja prompts -------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pixelis.records import Question
 
 def _write(record: Question) -> Row:
     images = [image_bytes(path) for path in image_paths(record)]
-    env_name = record.meta.get("env_name", "visual_toolbox_v2" if record.tools != [] else "")
+    tools = record.environment or ("visual_toolbox_v2" if record.tools != [] else "")
+    env_name = record.meta.get("env_name", tools)
     return verl.write_chat_row(record, "model", "vl") | {"images": images, "env_name": env_name}
 
 

@@ -41,6 +41,7 @@ def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
         scorer = scorer_of(answers, scorer)
     if system := "\n".join(m["content"] for m in messages if m.get("role") == "system"):
         meta["system"] = system
+    tools, environment = _tools(row)
     return Question(
         id=f"{source}-{index}" if source and index else index or name,
         question=question_text(user_turns[0], "prompt", media),
@@ -49,19 +50,26 @@ def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
         scorer=scorer,
         task=task,
         split=fields.identifier(extra, "split") or "train",
-        tools=_tools(row),
+        tools=tools,
+        environment=environment,
         meta=meta,
     )
 
 
-def _tools(row: Row) -> list[str] | None:
-    """The operations of DeepEyes' environment `env_name`: none for an empty name, those of the run without the column."""
+def _tools(row: Row) -> tuple[list[str] | None, str | None]:
+    """The operations and the environment of ``env_name``.
+
+    DeepEyes' own environments of pictures are operations, an empty name means none, and without the column they are those of the
+    run. Any other name is that of an environment, which the run must know (``toolbox.environments``).
+    """
     if "env_name" not in row:
-        return None
+        return None, None
     name = fields.identifier(row, "env_name") or ""
-    if name and not name.startswith(("visual_toolbox", "vl_agent")):
-        raise RowError("env_name", "unknown_environment", f"no environment {name!r}: visual_toolbox or an empty name (no tools)")
-    return ["zoom_in", "rotate"] if name else []
+    if not name:
+        return [], None
+    if name.startswith(("visual_toolbox", "vl_agent")):
+        return ["zoom_in", "rotate"], None
+    return None, name
 
 
 def write_chat_row(record: Question, style: str, ability: str) -> Row:

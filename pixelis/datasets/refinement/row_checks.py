@@ -117,8 +117,10 @@ class RowChecker:
 def with_observations(d: Demonstration, executor: Executor) -> Demonstration | str:
     """The demonstration with every call executed that has no observation; an error code if a call is refused.
 
-    The other calls are executed too, because later ones may refer to their results.
+    The other calls are executed too, because later ones may refer to their results. Turns with several calls are refused.
     """
+    if any(step.further for step in d.steps):
+        return "several_calls"
     if all(step.observation is not None for step in d.steps):
         return d
     try:

@@ -101,9 +101,9 @@ class Imitator:
             if not turn.is_policy:
                 continue
             think = DIALECTS[trajectory.dialect].parse(turn.text, self.operations, Scale.of(self.coordinates, [])).think  # type: ignore[arg-type]
-            if turn.action is not None:
-                session.call(think, turn.action.op, turn.action.target, **turn.action.arguments)
-            elif turn.error is not None:
+            for action in turn.actions:
+                session.call(think, action.op, action.target, **action.arguments)
+            if turn.error is not None:
                 raise DataFailure(f"{question.id}: the call cannot be parsed ({turn.error})", code="call_refused")
         session.answer(think, trajectory.answer)
         return self._finished(session, draw)

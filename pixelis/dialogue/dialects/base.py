@@ -52,10 +52,14 @@ Piece = str | ImageView
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed policy turn. At most one of ``action``, ``answer`` and ``error`` is set, or none of them."""
+    """A parsed policy turn. At most one of ``action``, ``answer`` and ``error`` is set, or none of them.
+
+    ``further_actions``: the calls after ``action`` of a turn that may have several.
+    """
 
     think: str | None = None
     action: Action | None = None
+    further_actions: tuple[Action, ...] = ()
     answer: str | None = None
     error: OperationError | None = None
 
@@ -98,8 +102,8 @@ class Dialect(ABC):
         """Convert an action to what the dialect can express. Raises OperationError ``unknown_op`` or ``bad_arguments``."""
         return action
 
-    def render(self, content: Action | str, scale: Scale, think: str | None = None) -> list[str]:
-        """Render a policy turn with a call (Action) or an answer (str), in pieces; Tags may become special tokens.
+    def render(self, content: Action | Sequence[Action] | str, scale: Scale, think: str | None = None) -> list[str]:
+        """Render a policy turn with calls (Action) or an answer (str), in pieces; Tags may become special tokens.
 
         Raises OperationError when the dialect cannot express the action or its box is below the resolution of the scale.
         """
@@ -107,8 +111,11 @@ class Dialect(ABC):
             return [*self._render_thought(think), *self._render_answer(content)]
         if not self.call:
             raise OperationError("answer without operations", code="unknown_op")
-        call = self._write_call(self.adapt(content), self._scaled(scale))
-        return [*self._render_thought(think), Tag(f"<{self.call}>"), self._json(call), Tag(f"</{self.call}>")]
+        out = self._render_thought(think)
+        for number, action in enumerate([content] if isinstance(content, Action) else content):
+            call = self._write_call(self.adapt(action), self._scaled(scale))
+            out += [*(["\n"] if number else []), Tag(f"<{self.call}>"), self._json(call), Tag(f"</{self.call}>")]
+        return out
 
     def pieces(self, text: str) -> list[str]:
         """A policy turn that is given as text, in pieces as `render` returns them."""
@@ -129,8 +136,11 @@ class Dialect(ABC):
         written, start = call[1].replace(call[1].strip(), self._json(new)), len(text) - len(body)
         return text[: start + call.start(1)] + written + text[start + call.end(1) :]
 
-    def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale) -> Reply:
-        """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``.
+    def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1) -> Reply:
+        """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.
+
+        ``max_calls``: calls that count, if more than one. A dialect that refuses several refuses more than these, others
+        ignore what comes after them.
 
         Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit (several calls, or a call
         and an answer, in a dialect that allows one). Tags inside the thought are ignored; the last of several answers counts.
@@ -145,22 +155,28 @@ class Dialect(ABC):
         if self._disregards_call(body, call, bool(answers)):
             return Reply(think=think, answer=answer)
         try:
-            if max(opened, closed) > 1 and self.several == "refuse":
-                raise OperationError(f"{max(opened, closed)} calls in a turn, make one", code="limit")
-            if call is None:
+            calls = list(self._call.finditer(body))[:max_calls] if max_calls > 1 else [call] if call else []
+            if max(opened, closed) > max_calls and self.several == "refuse":
+                allowed = "one" if max_calls == 1 else f"at most {max_calls}"
+                raise OperationError(f"{max(opened, closed)} calls in a turn, make {allowed}", code="limit")
+            if not calls or (self.several == "refuse" and len(calls) < max(opened, closed)):
                 raise OperationError("the call is not closed" if opened else "the call is not opened", code="bad_json")
             if answers and self.both == "refuse":
                 raise OperationError("call or answer, not both", code="limit")
-            return Reply(think=think, action=self._read_call(self._load(call[1]), operations, self._scaled(scale)))
+            first, *rest = (self._read_call(self._load(match[1]), operations, self._scaled(scale)) for match in calls)
+            return Reply(think=think, action=first, further_actions=tuple(rest))
         except OperationError as error:
             return Reply(think=think, error=error)
 
-    def well_formed(self, text: str) -> bool:
-        """True for a thought (optional in some dialects) followed by exactly one call or answer, and no other text."""
+    def well_formed(self, text: str, calls: int = 1) -> bool:
+        """True for a thought (optional in some dialects) followed by exactly ``calls`` calls or one answer, and no other text."""
         think, body = self._split(text)
         body = body.strip()
-        match = self._call.fullmatch(body) or self._answer.fullmatch(body)
-        if match is None or any(tag in match[1] or (think is not None and tag in think) for tag in self.tags):
+        matches = list(self._call.finditer(body)) if calls > 1 else [self._call.fullmatch(body) or self._answer.fullmatch(body)]
+        if len(matches) != calls or self._call.sub("", body).strip() if calls > 1 else matches[0] is None:
+            return False
+        contents = [think or "", *(match[1] for match in matches if match)]
+        if any(tag in content for tag in self.tags for content in contents):
             return False
         if self.thinks and think is None:
             return False
@@ -213,9 +229,15 @@ class Dialect(ABC):
     # -- wording ---------------------------------------------------------------------------------------------------------------
 
     def system(
-        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+        self,
+        views: Sequence[ImageView],
+        operations: Mapping[str, type[Operation]],
+        coordinates: Coordinates,
+        max_calls: int = 1,
     ) -> list[Piece]:
-        """The system turn for a question with these views and operations; empty if the dialect has none."""
+        """The system turn for a question with these views and operations; empty if the dialect has none.
+
+        ``max_calls``: how many calls a turn may have, where the dialect allows several."""
         return []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
@@ -234,6 +256,12 @@ class Dialect(ABC):
             text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
             text += f"\n{observation.text}" if observation.text else ""
         return [RESPONSE, text, *observation.images, RESPONSE_END]
+
+
+def calls_allowed(max_calls: int) -> str:
+    """The rule of a system prompt that says how many calls a turn may have."""
+    allowed = "one function" if max_calls == 1 else f"up to {max_calls} functions"
+    return f"You may call {allowed} per turn to look closer before you answer."
 
 
 def interleaved(text: str, views: Sequence[ImageView]) -> list[Piece]:

@@ -29,7 +29,7 @@ class Dapo(Plain):
         self.tags = ("Answer:",)
         self._answer = _LINE
 
-    def well_formed(self, text: str) -> bool:
+    def well_formed(self, text: str, calls: int = 1) -> bool:
         """True for a text whose last line is its only ``Answer: ...``."""
         _, body = super()._split(text)
         matches = list(_LINE.finditer(body))

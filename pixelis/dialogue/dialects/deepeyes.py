@@ -11,6 +11,7 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
+    calls_allowed,
     error_text,
     first_image,
     function,
@@ -52,7 +53,7 @@ SCHEMAS = {
 FIELDS = {"zoom_in": ("bbox_2d",), "rotate": ("angle",)}
 MIN_SIDE, MAX_RATIO, MAX_ANGLE = 30, 100, 3600
 """Sides of a region are longer than this many pixels, and their ratio is no larger, in DeepEyes' code."""
-SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
+SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
 RULE = "\nThink first inside <think>...</think>, {call}then answer inside <answer>...</answer>."
 CALL = "call a function inside <tool_call>...</tool_call> if you need to see more, "
 
@@ -62,8 +63,9 @@ class DeepEyes(Dialect):
 
     Boxes are pixels of the first picture as shown and are mapped to full resolution. Crops of crops and other pictures cannot be
     named. Angles are clockwise, as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last of
-    several calls counts, but an answer before any call; boxes are cut at the border, fractions of pixels are rounded, further
-    fields are ignored, and a region of 30 pixels or less, or thinner than 1:100, is refused.
+    several calls counts, or with ``max_calls`` above 1 the first of them as in its `visual_toolbox_v5`, but an answer before any
+    call; boxes are cut at the border, fractions of pixels are rounded, further fields are ignored, and a region of 30 pixels or
+    less, or thinner than 1:100, is refused.
     """
 
     name = "deepeyes"
@@ -89,10 +91,16 @@ class DeepEyes(Dialect):
         return action
 
     def system(
-        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+        self,
+        views: Sequence[ImageView],
+        operations: Mapping[str, type[Operation]],
+        coordinates: Coordinates,
+        max_calls: int = 1,
     ) -> list[Piece]:
         """The function signatures."""
-        return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
+        if not operations:
+            return []
+        return [Tag(SYSTEM.format(calls=calls_allowed(max_calls))), signatures([SCHEMAS[name] for name in operations])]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """Pictures, question, and the reply instructions."""

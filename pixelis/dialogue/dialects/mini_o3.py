@@ -64,7 +64,11 @@ class MiniO3(Dialect):
         return action.model_copy(update={"arguments": {"box": region(action)}})
 
     def system(
-        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+        self,
+        views: Sequence[ImageView],
+        operations: Mapping[str, type[Operation]],
+        coordinates: Coordinates,
+        max_calls: int = 1,
     ) -> list[Piece]:
         """Instructions for grounding and answering, and the ids of further pictures."""
         if not operations:

@@ -104,7 +104,7 @@ class PixelReasoner(Dialect):
             return action
         return action.model_copy(update={"arguments": {"box": region(action), "padding": self.padding}})
 
-    def well_formed(self, text: str) -> bool:
+    def well_formed(self, text: str, calls: int = 1) -> bool:
         r"""True for a text that ends with its only call, or with its only ``\boxed{}``."""
         _, body = self._split(text)
         call, boxes = self._call.search(body), boxed(body)
@@ -114,7 +114,11 @@ class PixelReasoner(Dialect):
         return opened == closed == 0 and len(boxes) == 1 and _END.fullmatch(body, boxes[0][1] + 1) is not None
 
     def system(
-        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+        self,
+        views: Sequence[ImageView],
+        operations: Mapping[str, type[Operation]],
+        coordinates: Coordinates,
+        max_calls: int = 1,
     ) -> list[Piece]:
         """The function signatures."""
         return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []

@@ -10,6 +10,7 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
+    calls_allowed,
     default_target,
     describe_view,
     function,
@@ -25,7 +26,7 @@ TOOLS = f"""{ANSWER_RULE}
 
 # Tools
 
-You may call one function per turn to look closer before you answer. Every result has its own id. \
+{{calls}} Every result has its own id. \
 The images of the question are: """
 UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as shown", "unit": "0 to 1 of the image"}
 
@@ -54,21 +55,27 @@ class Qwen(Dialect):
                 place["description"] = f"{described['description']}: {place['description']}"
             properties[WIRE.get(name, name)] = place or _plain(described)
         required = [WIRE.get(name, name) for name in schema.get("required", [])]
-        properties["target"] = {
-            "type": "string",
-            "description": "id of the image or video: img0, obs1, vid0, ...; default: the first",
-        }
+        if operation.targeted:
+            properties["target"] = {
+                "type": "string",
+                "description": "id of the image or video: img0, obs1, vid0, ...; default: the first",
+            }
         return function(operation.name, operation.description, properties, required)
 
     def system(
-        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+        self,
+        views: Sequence[ImageView],
+        operations: Mapping[str, type[Operation]],
+        coordinates: Coordinates,
+        max_calls: int = 1,
     ) -> list[Piece]:
         """The reply instructions, the question's images, and the operations."""
         if not operations:
             return [Tag(ANSWER_RULE)]
         schemas = [self.schema(operation, coordinates) for operation in operations.values()]
         # Ids are part of the question, so they are plain text.
-        return [Tag(TOOLS), ", ".join(describe_view(view) for view in views) or "none", Tag("\n\n" + signatures(schemas))]
+        rules, pictures = TOOLS.format(calls=calls_allowed(max_calls)), ", ".join(describe_view(view) for view in views)
+        return [Tag(rules), pictures or "none", Tag("\n\n" + signatures(schemas))]
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -77,12 +84,15 @@ class Qwen(Dialect):
                 arguments[WIRE[key]] = scale.write(value, action.target)
             else:
                 arguments[key] = value
-        if action.target != default_target(scale.sizes):
+        if action.target and action.target != default_target(scale.sizes):
             arguments["target"] = action.target
         return {"name": action.op, "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         name, arguments = named_call(call, list(operations))
+        if not operations[name].targeted:
+            checked = operations[name].check(arguments)
+            return Action(op=name, target="", arguments=checked.model_dump(mode="json", exclude_none=True))
         target = arguments.pop("target", default_target(scale.sizes))
         if not isinstance(target, str):
             raise OperationError("target is the id of an image", code="bad_target")

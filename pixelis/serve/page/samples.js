@@ -37,7 +37,7 @@ export class Samples {
     const element = h("details", { class: "sample", open: index === 0 },
       h("summary", {}, badge, h("span", { class: "name" }, `Sample ${index + 1}`), status), turns);
     this.box.append(element);
-    return { index, element, status, turns, scene: new Scene(), action: null, count: 0, policyTurns: 0 };
+    return { index, element, status, turns, scene: new Scene(), actions: [], count: 0, policyTurns: 0 };
   }
 
   /** The legend of the samples' colours; its buttons select the samples whose marks are drawn. */
@@ -76,14 +76,15 @@ export class Samples {
 
   policyTurn(sample, turn) {
     sample.policyTurns += 1;
-    sample.action = turn.action ?? null;
+    const calls = turn.action ? [turn.action, ...(turn.further_actions ?? [])] : [];
+    sample.actions = [...calls];
     const { thought, answer } = parseTurn(turn.text ?? "");
     let action = "says";
     let detail = null;
-    if (turn.action) {
-      action = ["calls ", h("b", {}, foreignText(turn.action.op, 80)), " on ", foreignText(turn.action.target, 80)];
-      detail = parameters(turn.action.arguments);
-      sample.status.replaceChildren(activity(turn.action.op));
+    if (calls.length) {
+      action = calls.flatMap((call, number) => [number ? ", then " : "calls ", h("b", {}, foreignText(call.op, 80)), " on ", foreignText(call.target, 80)]);
+      detail = calls.map((call) => parameters(call.arguments));
+      sample.status.replaceChildren(activity(calls[0].op));
     } else if (turn.error) {
       action = `makes an invalid call (${asWords(turn.error)})`;
       sample.status.replaceChildren("made an invalid call");
@@ -99,12 +100,13 @@ export class Samples {
   toolTurn(sample, turn, images) {
     const observation = turn.observation;
     if (!observation) return h("li", { class: "tool" }, h("p", { class: "action" }, "The operation replies"), collapsible("Raw reply", turn.text));
+    const call = sample.actions.shift() ?? null;
     if (observation.status === "error") {
       sample.status.replaceChildren("a call failed");
       return h("li", { class: "tool failed" }, h("p", { class: "action" }, `The call fails: ${asWords(observation.code ?? "error")}`),
         h("p", {}, foreignText(observation.text)), collapsible("Raw reply", turn.text));
     }
-    const marks = sample.scene.marks(sample.action, observation);
+    const marks = sample.scene.marks(call, observation);
     const name = `${sample.index + 1}.${sample.scene.number}`;
     const id = `${sample.index}:${sample.count}`;
     this.stage.add(marks.map((mark) => ({ ...mark, sample: sample.index, name, turn: id })));

@@ -79,8 +79,9 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
     observation = trajectory.turns[turn].observation
     if observation is None or observation.status != "ok":
         return []
-    action = next((t.action for t in reversed(trajectory.turns[:turn]) if t.is_policy), None)
-    action = action or Action(op=str(observation.data.get("op", "")), target=str(observation.data.get("target", "")))
+    caller = next((number for number in range(turn - 1, -1, -1) if trajectory.turns[number].is_policy), turn)
+    calls = trajectory.turns[caller].actions[turn - caller - 1 :]
+    action = calls[0] if calls else Action(op=str(observation.data.get("op", "")), target=str(observation.data.get("target", "")))
     if (target := _locate(trajectory.images, action.target)) is None:
         return []
     root, frame, region = target

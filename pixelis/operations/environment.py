@@ -1,0 +1,101 @@
+"""Environments: tools with a state of their own, beside the pure operations.
+
+An environment is created for one episode and lives in one toolbox process until the episode ends. The policy calls its actions as
+it calls operations; each call changes the state and may earn a reward or end the episode.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pixelis.config.references import load_reference
+from pixelis.errors import BadConfig, BadInput
+from pixelis.operations.operation import Operation
+from pixelis.operations.video import Clip
+from pixelis.records import Action, Question
+
+PARENT = "environment"
+"""Parent of the views that an environment shows, which no operation can cut a region from."""
+
+
+class EnvironmentAction(Operation):
+    """Base class of the actions of an environment: a name, a description and ``Arguments``. It has no target and no ``run``."""
+
+    targeted = False
+
+
+@dataclass(slots=True)
+class EnvironmentResult:
+    """What an environment shows and says: ``text`` for the policy, ``images`` uint8 [h, w, 3] of any size, a reward.
+
+    ``done`` ends the episode. ``data`` is for own rewards and evaluation: plain values.
+    """
+
+    text: str = ""
+    images: list[np.ndarray] = field(default_factory=list)
+    reward: float = 0.0
+    done: bool = False
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Environment:
+    """Base class of environments. ``name`` is what rows call it (``env_name``), ``actions`` are what the policy may call.
+
+    One object is one episode; its class is constructed without arguments.
+    """
+
+    name: ClassVar[str]
+    actions: ClassVar[tuple[type[Operation], ...]]
+
+    def reset(self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int) -> EnvironmentResult:
+        """Start the episode; its text and images are shown below the question.
+
+        ``media``: the question's pictures (read-only uint8 [H, W, 3], full resolution) and clips by id. ``seed`` is the same for
+        all episodes of a question, which are compared with each other.
+        """
+        raise NotImplementedError
+
+    def execute(self, action: Action) -> EnvironmentResult:
+        """Carry out a call, whose arguments are valid.
+
+        Raise OperationError for a call that is not possible now: the policy reads its code and message. Any other error ends
+        the episode, which then has no reward.
+        """
+        raise NotImplementedError
+
+
+def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
+    """The environments of these references (``package.module:Class`` or ``path.py:Class``) by their names. Raises BadConfig."""
+    key, selected = "toolbox.environments", dict[str, type[Environment]]()
+    for reference in names:
+        kind = load_reference(reference, key)
+        if not (isinstance(kind, type) and issubclass(kind, Environment)):
+            raise BadConfig(f"{key}: {reference} is no Environment", fix="derive it from pixelis.operations.Environment")
+        missing = [name for name in ("name", "actions") if not getattr(kind, name, None)]
+        missing += [name for name in ("reset", "execute") if getattr(kind, name) is getattr(Environment, name)]
+        if missing:
+            raise BadConfig(f"{key}: {reference} lacks {', '.join(missing)}", fix="see docs/operations.md")
+        if kind.name in selected:
+            raise BadConfig(f"{key}: two environments are called {kind.name!r}", fix="keep one of them")
+        selected[kind.name] = kind
+    return selected
+
+
+def environment_of(question: Question, environments: Mapping[str, type[Environment]]) -> type[Environment] | None:
+    """The environment of a question, None for a question without one. Raises BadInput ``unknown_environment``."""
+    if question.environment is None:
+        return None
+    if question.environment not in environments:
+        near = difflib.get_close_matches(question.environment, environments, n=1)
+        known = f"did you mean {near[0]}?" if near else f"known: {', '.join(environments) or 'none'}"
+        raise BadInput(
+            f"question {question.id} needs the environment {question.environment[:40]!r} ({known})",
+            code="unknown_environment",
+            fix="name its class in toolbox.environments",
+        )
+    return environments[question.environment]

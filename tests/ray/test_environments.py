@@ -1,0 +1,173 @@
+"""Environments in toolbox processes: their state stays with the episode, and their end is that of the episode by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pixelis.actors.toolbox_pool import EnvironmentTools, ToolboxPool
+from pixelis.config import parse
+from pixelis.errors import InfraFailure
+from pixelis.operations import Environment, EnvironmentAction, EnvironmentResult, OperationArguments
+from pixelis.records import Action, Question
+from pixelis.telemetry import events
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).resolve()
+WALK = f"{HERE.parents[2]}/docs/examples/grid_walk.py:GridWalk"
+
+
+class AddArguments(OperationArguments):
+    number: int
+
+
+class Add(EnvironmentAction):
+    name = "add"
+    description = "Add a number."
+    Arguments = AddArguments
+
+
+class Counter(Environment):
+    """Counts; some numbers are harmful."""
+
+    name = "counter"
+    actions = (Add,)
+
+    def reset(self, question, media, seed):
+        self.total = 0
+        return EnvironmentResult("Count.")
+
+    def execute(self, action):
+        number = action.arguments["number"]
+        if number == 13:
+            os._exit(1)
+        if number == 14:
+            time.sleep(3600)
+        if number == 15:
+            self.ballast = np.ones(10**9)
+        self.total += number
+        return EnvironmentResult(str(self.total), reward=number / 2, done=self.total >= 10)
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None) -> Iterator[tuple[asyncio.Runner, ToolboxPool]]:
+    settings = {"environments": [f"{HERE}:Counter"], "timeout_s": 2.0, "memory_bytes": 250_000_000, "workers": 2}
+    with asyncio.Runner() as runner:
+        pool = runner.run(_pool(settings))
+        yield runner, pool
+        pool.close()
+
+
+async def _pool(settings: dict) -> ToolboxPool:
+    path = os.pathsep.join([str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    pool = ToolboxPool(parse({"toolbox": settings}), 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": path}})
+    await pool.ready()
+    return pool
+
+
+async def begin(pool: ToolboxPool, count: int) -> list[EnvironmentTools]:
+    opened, _ = await pool.open([])
+    tools = [pool.environment(opened, Question(id="q", question="", environment="counter")) for _ in range(count)]
+    assert {observation.text for observation, _ in await asyncio.gather(*(t.reset() for t in tools))} == {"Count."}
+    return tools
+
+
+async def add(tools: EnvironmentTools, number: int) -> tuple[str, float, bool]:
+    observation, _ = await tools.execute(Action(op="add", target="", arguments={"number": number}), [], {})
+    return observation.text, observation.data["reward"], observation.data["done"]
+
+
+def test_each_episode_keeps_its_state_on_the_worker_that_holds_it(pool: tuple[asyncio.Runner, ToolboxPool]) -> None:
+    async def body(pool: ToolboxPool) -> None:
+        tools = await begin(pool, 6)
+        assert sorted(len(worker.environments) for worker in pool.workers) == [3, 3]
+        for turn in range(1, 4):
+            results = await asyncio.gather(*(add(t, n) for n, t in enumerate(tools)))
+            assert results == [(str(n * turn), n / 2, n * turn >= 10) for n in range(6)]
+        for t in tools:
+            t.close()
+            t.close()
+        assert not any(worker.environments for worker in pool.workers)
+        with pytest.raises(InfraFailure) as error:
+            await add(tools[0], 1)
+        assert error.value.code == "environment_lost"
+
+    pool[0].run(body(pool[1]))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(13, "environment_crashed"), (14, "environment_timeout"), (15, "environment_out_of_memory")]
+)
+def test_the_end_of_a_process_is_that_of_its_episodes_alone(
+    pool: tuple[asyncio.Runner, ToolboxPool], number: int, code: str
+) -> None:
+    async def body(pool: ToolboxPool) -> None:
+        tools = await begin(pool, 4)
+        await asyncio.gather(*(add(t, 1) for t in tools))
+        with pytest.raises(InfraFailure) as error:
+            await add(tools[0], number)
+        assert error.value.code == code
+        for t in tools[1:]:
+            if t.worker is tools[0].worker and number != 15:
+                with pytest.raises(InfraFailure) as lost:
+                    await add(t, 1)
+                assert lost.value.code == "environment_lost"
+            else:
+                assert (await add(t, 1))[0] == "2"
+        for t in tools:
+            t.close()
+        (fresh, *_) = await begin(pool, 2)  # the replaced process serves new episodes
+        assert (await add(fresh, 3))[0] == "3"
+
+    pool[0].run(body(pool[1]))
+
+
+def test_a_process_killed_from_outside_loses_its_episodes(pool: tuple[asyncio.Runner, ToolboxPool]) -> None:
+    async def body(pool: ToolboxPool) -> None:
+        tools = await begin(pool, 2)
+        os.kill(tools[0].worker.pid, signal.SIGKILL)
+        with pytest.raises(InfraFailure) as error:
+            await add(tools[0], 1)
+        assert error.value.code.startswith("environment_")
+        assert (await add(tools[1], 1))[0] == "1"
+        for t in tools:
+            t.close()
+
+    pool[0].run(body(pool[1]))
+
+
+@pytest.mark.timeout(900)
+def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., Path], tmp_path: Path) -> None:
+    """Rows with an environment and without one in one run, whose rewards are measured."""
+    rows = [{"id": f"w{n}", "question": "Walk.", "answers": ["x"], "environment": "grid_walk"} for n in range(2)]
+    rows += [{"id": "p", "question": "Which digit?", "answers": ["7"]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    process = job(
+        "rft",
+        "configs/nano/rft.yaml",
+        f"run.dir={tmp_path / 'run'}",
+        f"data.train={tmp_path / 'rows.jsonl'}",
+        "data.evaluate=null",
+        "rft.evaluate_every=0",
+        "rft.steps=1",
+        "rft.prompts_per_step=3",
+        "rft.group_size=2",
+        "rft.loss.entropy=0.001",  # so that the learner also computes rollouts without an advantage
+        f"toolbox.environments=['{WALK}']",
+        "rewards.weights={accuracy: 0.5, format: 0.5, environment: 1.0}",
+        "telemetry.trajectories=8",
+    )
+    out, err = process.communicate(timeout=850)
+    assert process.returncode == 0, out[-2000:] + err[-2000:]
+    (step,) = events.read(tmp_path / "run", "step/policy")
+    assert "reward/environment" in step
+    assert step["learner/sequences"] == 6
