@@ -82,7 +82,7 @@ class Canary:
         d = self.config.dialogue
         greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, self.config.run.seed)
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
-        has_operations = bool(self.config.toolbox.operations)
+        has_operations = self.config.toolbox.has_tools
         name = f"canary-{version}-{question.id}"
         request = RolloutRequest(unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures)
         try:

@@ -114,7 +114,7 @@ class Rollouts:
         r, d = self.config.rft, self.config.dialogue
         seed = (self.config.run.seed * 1_000_003 + step) & 0x7FFFFFFF
         sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, d.max_turn_tokens, seed)
-        operations, name = bool(self.config.toolbox.operations), f"s{step:06d}-{question.id}"
+        operations, name = self.config.toolbox.has_tools, f"s{step:06d}-{question.id}"
         try:
             requests = [RolloutRequest(question, name, r.group_size, sampling, operations, d.max_turns)]
             if r.advantage.baseline == "greedy":

@@ -199,7 +199,7 @@ class Config(Section):
             return self.engine.rollout_timeout_s
         d, r = self.dialogue, self.rft
         turns = max(d.max_turns, d.max_turns_test)
-        episode = turns * (d.max_turn_tokens / TOKENS_PER_S + self.toolbox.timeout_s * bool(self.toolbox.operations))
+        episode = turns * (d.max_turn_tokens / TOKENS_PER_S + self.toolbox.timeout_s * self.toolbox.has_tools)
         running = r.prompts_per_step * r.group_size * (r.max_off_policy_steps + 1)
         waves = math.ceil(running / (self.engine.workers * self.engine.max_num_seqs))
         return max(600.0, (waves + 1) * episode)

@@ -39,3 +39,8 @@ class ToolboxConfig(Section):
     max_frames: int = Field(8, ge=1, description="maximum number of frames that select_frames returns")
     max_track_frames: int = Field(300, ge=2, description="maximum number of frames that track_object follows")
     segmenter: str = Field("grabcut", description="`grabcut`, or a folder with a SAM or SAM 2 checkpoint for transformers")
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether a question may offer operations or the actions of an environment."""
+        return bool(self.operations or self.environments)

@@ -147,7 +147,7 @@ def test_a_process_killed_from_outside_loses_its_episodes(pool: tuple[asyncio.Ru
 
 @pytest.mark.timeout(900)
 def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., Path], tmp_path: Path) -> None:
-    """Rows with an environment and without one in one run, whose rewards are measured."""
+    """Rows with an environment and without one in one run: the policy is shown it, its rewards are measured."""
     rows = [{"id": f"w{n}", "question": "Walk.", "answers": ["x"], "environment": "grid_walk"} for n in range(2)]
     rows += [{"id": "p", "question": "Which digit?", "answers": ["7"]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -156,12 +156,14 @@ def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., P
         "configs/nano/rft.yaml",
         f"run.dir={tmp_path / 'run'}",
         f"data.train={tmp_path / 'rows.jsonl'}",
-        "data.evaluate=null",
-        "rft.evaluate_every=0",
+        f"data.evaluate={tmp_path / 'rows.jsonl'}",
+        "rft.evaluate_every=1",
+        "evaluate.questions=3",
         "rft.steps=1",
         "rft.prompts_per_step=3",
         "rft.group_size=2",
         "rft.loss.entropy=0.001",  # so that the learner also computes rollouts without an advantage
+        "toolbox.operations=[]",
         f"toolbox.environments=['{WALK}']",
         "rewards.weights={accuracy: 0.5, format: 0.5, environment: 1.0}",
         "telemetry.trajectories=8",
@@ -171,3 +173,5 @@ def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., P
     (step,) = events.read(tmp_path / "run", "step/policy")
     assert "reward/environment" in step
     assert step["learner/sequences"] == 6
+    pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "run" / "trajectories").glob("*.html")]
+    assert any("Move the blue square to the red one." in page for page in pages), "the policy was not shown the environment"
