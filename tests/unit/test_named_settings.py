@@ -35,10 +35,13 @@ def test_named_settings_over_a_recipe_equal_their_definitions(path: Path) -> Non
         more = ["rft.group_size=64"] if name == "pass_at_k" else []  # k is 4, and some recipes have groups of 4
         resolved = config.load(path, [f"rft.algorithm={name}", *more]).rft
         assert differences(algorithm(resolved), algorithm(config.RftConfig(algorithm=name))) == [], name
+    server = config.load(path).rewards.judge.model_dump(include={"url", "model", "api_key_env"})  # of the recipe's judge: stays
     for name in REWARD_PRESETS:
         rewards = config.load(path, [f"rewards.preset={name}"]).rewards
         kept = SCORING_KEYS - REWARD_PRESETS[name].keys()
         definition = config.RewardsConfig(preset=name).model_dump(exclude=set(kept))
+        if "judge" in definition:
+            definition["judge"] |= server
         assert differences(rewards.model_dump(), definition) == [], name
 
 
