@@ -200,7 +200,7 @@ def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow does not check the text of a Parquet file
         raise BadInput(f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it") from None
 
 

@@ -52,6 +52,14 @@ def test_a_parquet_file_gives_its_rows_in_order_with_nested_and_binary_columns(t
     assert [row.number for row in read_file(LOCAL, str(tmp_path / "a.parquet"))] == list(range(1, 51))
 
 
+def test_damaged_text_in_a_parquet_file_is_bad_input(tmp_path: Path) -> None:
+    """Found by fuzzing: `test_fuzz.py`, seed 16005."""
+    text = pa.array([b"a", b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"id": text}), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"a\.parquet cannot be read"):
+        read(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize("name", ["big.parquet", "big.json", "big.jsonl"])
 def test_a_file_larger_than_the_memory_limit_is_streamed(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 MB of rows in one row group, or one list, with 1 MB at a time."""

@@ -704,7 +704,12 @@ def test_mind2web(tmp_path: Path) -> None:
     }
     broken = {**row, "action_uid": "u2", "screenshot": {"bytes": b"no picture", "path": None}}
     (tmp_path / "data").mkdir()
-    pq.write_table(pa.Table.from_pylist([row, broken]), tmp_path / "data/train-00000-of-00027-ab.parquet")
+    path, table = tmp_path / "data/train-00000-of-00027-ab.parquet", pa.Table.from_pylist([row, broken])
+    place, damaged = table.column_names.index("website"), pa.array([b"united", b"\xff"]).view(pa.string())
+    pq.write_table(table.set_column(place, "website", damaged), path)
+    with pytest.raises(BadInput, match="cannot be read"):  # found by fuzzing
+        read(f"mind2web:{tmp_path}")
+    pq.write_table(table, path)
     (question,), bad = read(f"mind2web:{tmp_path}?cache={tmp_path / 'cache'}")
     assert Path(question.media[0].uri).read_bytes() == png(100, 50)
     (region,) = known(question).regions

@@ -45,7 +45,7 @@ def _mind2web(root: DatasetRoot) -> Rows:
                     for row in batch.to_pylist():
                         number += 1
                         yield from file.convert(number, _step, file, root.media_root(), row)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
