@@ -19,8 +19,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import ClientDisconnect
 
 from pixelis.serve.keys import Caller, Scope
-from pixelis.serve.limits import RateLimits
 from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
+from pixelis.serve.quotas import KeyQuota
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
 MAX_SMALL_BODY_BYTES = 65_536
@@ -79,8 +79,10 @@ async def limit_rate(state: State, request: Request, caller: Sender) -> None:
     """
     rates = (caller.per_minute, caller.per_hour, caller.per_day)
     if any(rates):
-        limits = state.key_rates.setdefault((caller.name, *rates), RateLimits(*rates[:2], per_day=rates[2]))
-        allowance = limits.take(caller.name)
+        if (quota := state.key_rates.get((caller.name, *rates))) is None:
+            quota = KeyQuota(state.config.run.dir, caller.name, *rates)
+            state.key_rates[caller.name, *rates] = quota
+        allowance = quota.take()
     else:
         allowance = state.rates.take(state.access.client_id(request))
     if allowance is None:

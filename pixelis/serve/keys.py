@@ -34,7 +34,7 @@ CHECK_S = 0.5
 
 
 class ApiKey(Record):
-    """A key as stored. Rates are requests in each replica, 0 for no limit; times in seconds since the epoch."""
+    """A key as stored. Rates are requests to all gateways of a run.dir, 0 for no limit; times in seconds since the epoch."""
 
     name: str = Field(pattern=NAME)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")

@@ -18,6 +18,7 @@ from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
 from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.quotas import KeyQuota
 
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0
@@ -42,7 +43,7 @@ class GatewayState:
         self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
         self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
-        self.key_rates: dict[tuple[str, int, int, int], RateLimits] = {}
+        self.key_rates: dict[tuple[str, int, int, int], KeyQuota] = {}
         self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])

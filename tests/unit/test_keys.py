@@ -188,6 +188,8 @@ def test_a_keys_rate_is_its_own(tmp_path: Path) -> None:
     gateway = client(tmp_path)
     statuses = [gateway.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {key}"}).status_code for _ in range(3)]
     assert statuses == [404, 404, 429]  # there is no memory
+    restarted = client(tmp_path)
+    assert restarted.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {key}"}).status_code == 429
     assert gateway.post("/v1/feedback", json=body, headers={"Authorization": f"Bearer {other}"}).status_code == 404
 
 
