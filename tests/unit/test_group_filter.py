@@ -118,15 +118,17 @@ def test_without_truths_groups_are_filtered_by_votes_only() -> None:
     assert ttrl.require_unlabelled(config.load(None, [*settings, "rft.filter.key=majority_vote"]))
 
 
-def assembled(groups: list[Group], settings: config.Config) -> rollouts.RolloutBatch:
-    source = rollouts.Rollouts(settings, None, [None])  # type: ignore[arg-type, list-item]
+def assembled(
+    groups: list[Group], settings: config.Config, source: rollouts.Rollouts | None = None, step: int = 0
+) -> rollouts.RolloutBatch:
+    source = source or rollouts.Rollouts(settings, None, [None])  # type: ignore[arg-type, list-item]
     buffer, numbers = RolloutBuffer(settings.rft, 0), iter(range(len(groups)))
     while (selection := buffer.take(lambda _: 0)) is None:
         for _ in range(buffer.room(0)):
             buffer.admit()
             scored = ScoredGroup(groups[number := next(numbers)], None, number=number)  # type: ignore[arg-type]
             buffer.add(scored) if source.informative(scored) else buffer.add_unusable(scored, abstained=False)
-    return source.assemble(0, selection)
+    return source.assemble(step, selection)
 
 
 def test_a_slot_without_a_signal_is_refilled() -> None:
@@ -143,3 +145,24 @@ def test_a_step_of_excluded_episodes_alone_says_what_to_do() -> None:
     with pytest.raises(DataFailure, match="too few episodes end otherwise than by over_turn") as error:
         assembled([group([0.0] * 4, dict.fromkeys(range(4), OVER))] * 3, settings)
     assert "dialogue.max_turns" in str(error.value.fix)
+
+
+def test_the_top_rollouts_of_earlier_batches_become_half_of_a_batch() -> None:
+    settings = config.load(None, ["rft.algorithm=pixelis", "rft.prompts_per_step=4", "rft.group_size=4"])
+    source, replayed = rollouts.Rollouts(settings, None, [None]), []  # type: ignore[arg-type, list-item]
+    for step in range(6):
+        fresh = [
+            group([1.0, 0.0, 0.0, 0.0]),
+            group([1.0, 1.0, 0.0, 0.0]),
+            group([1.0, 0.5, 0.0, 0.2]),
+            group([0.3, 0.2, 0.1, 0.0]),
+        ]
+        batch = assembled(fresh, settings, source, step)
+        replayed.append(batch.metrics["group/replayed"])
+        advantages = [abs(t.advantage or 0.0) for g in batch.groups[:4] for t in g.trajectories]
+        old = [abs(t.advantage or 0.0) for g in batch.groups[4:] for t in g.trajectories]
+        assert len(old) == replayed[-1]
+        assert min(old, default=9.0) >= sorted(advantages)[11], "not among the top 30 % of its batch"
+    assert replayed[0] == 0
+    assert replayed[-1] == 16, "as many as the 16 fresh ones"
+    assert replayed == sorted(replayed)

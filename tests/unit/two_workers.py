@@ -40,6 +40,7 @@ class Case:
     sequence_parallel: int = 1
     dtype: str = "float32"
     kl_estimator: str = "k3"
+    frozen_tower: bool = False
 
     def trainer(self, stage: int | None = None) -> Trainer:
         """The trainer of a worker; with `stage`, of one that is alone."""
@@ -49,7 +50,7 @@ class Case:
         if learner.zero_stage == 3:
             learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
         loss = config.LossConfig(kl=self.kl, kl_estimator=self.kl_estimator)
-        settings = policy(self.family, full=self.full, lora=lora, dtype=self.dtype)
+        settings = policy(self.family, full=self.full, lora=lora, dtype=self.dtype, freeze_vision_tower=self.frozen_tower)
         trainer = Trainer(settings, learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
             trainer.zero.engine.module.chunk_values = self.chunk_values
@@ -79,6 +80,8 @@ CASES = {
     "adapters, stage 3, full KL": Case(3, steps=2, kl=0.5, kl_estimator="full", head=True, chunk_values=2000),
     "adapters, stage 0, sequence parallel, full KL": Case(0, steps=2, kl=0.5, kl_estimator="full", sequence_parallel=2),
     "all parameters, stage 3, full KL": Case(3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000),
+    "all parameters but the tower's, stage 1": Case(1, full=True, steps=2, frozen_tower=True),
+    "all parameters but the tower's, stage 3": Case(3, full=True, steps=2, frozen_tower=True),
     "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000),
 }
 """Every case is compared with one worker under stage 0."""
