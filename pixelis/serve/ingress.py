@@ -17,6 +17,7 @@ import re
 import select
 import subprocess
 import sys
+from http import HTTPStatus
 from pathlib import Path
 
 HEADER_TIMEOUT_S = 10
@@ -38,22 +39,50 @@ ERRORS = {
     503: ("unavailable", "no gateway answers at the moment"),
     504: ("timeout", "the gateway did not answer in time"),
 }
-"""Errors of HAProxy: code and message by status. For what it cannot parse (400, 408), version 2.8 sends HTML compiled in."""
-
+"""Errors of HAProxy: code and message by status."""
+UNPARSED = {
+    400: ERRORS[400],
+    408: ERRORS[408],
+    431: ("header_too_large", f"the header is larger than {HEADER_BYTES} bytes"),
+}
+"""Errors for a connection that does not begin with a request. Those of HAProxy 2.8 are HTML compiled in, which a service in Lua
+replaces. The same after another request on the connection stays HTML."""
+LOG = {"%HM": "%[method]", "%ST": "%[var(txn.pixelis_status)]", "%Ta": "%[date(0,ms),sub(txn.pixelis_begin)]"}
+"""Equivalents of the format variables in Serve's log of requests that mode tcp does not admit."""
+BUFFER_FULL = BUFFER_BYTES - 2048
+"""Bytes from which a buffer may be full: some are reserved for changes."""
 NOT_FOUND, OVERLOADED = ("not_found", "no such route"), ("overloaded", "too many requests are waiting")
+
+
+def error_body(status: int, code: str, message: str) -> str:
+    """An error in OpenAI's format, without apostrophes."""
+    kinds = {404: "not_found_error", 429: "rate_limit_error"}
+    kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
+    return json.dumps({"error": {"message": message, "type": kind, "code": code, "param": None}}).replace("'", "\\u0027")
 
 
 def reply(status: int, code: str, message: str) -> str:
     """HAProxy's words for a reply with an error in OpenAI's format, and Retry-After where the caller may try again."""
-    kinds = {404: "not_found_error", 429: "rate_limit_error"}
-    kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
-    body = json.dumps({"error": {"message": message, "type": kind, "code": code, "param": None}}).replace("'", "\\u0027")
+    body = error_body(status, code, message)
     retry = " hdr Retry-After 1" if status in (429, 502, 503, 504) else ""
     return f"status {status} content-type application/json string '{body}'{retry}"
 
 
-def adapt(text: str) -> str:
-    """The configuration that Serve wrote, changed.
+def unparsed_lua() -> str:
+    """A Lua file with a TCP service `unparsed_STATUS` for each of UNPARSED."""
+    parts = []
+    for status, error in UNPARSED.items():
+        body = error_body(status, *error)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        )
+        text = json.dumps(head + "Connection: close\r\n\r\n" + body)  # ASCII, so that it is a string of Lua too
+        parts.append(f'core.register_service("unparsed_{status}", "tcp", function(applet) applet:send({text}) end)\n')
+    return "".join(parts)
+
+
+def adapt(text: str, lua: str) -> str:
+    """The configuration that Serve wrote, changed. ``lua`` is the path of a file with ``unparsed_lua``.
 
     - Errors of HAProxy and of Serve, which are plain text, have OpenAI's format, and Retry-After where the caller may try again.
     - Callers have 10 s to send a header, of at most 16 kB. Methods that the gateway's server would call malformed are errors.
@@ -64,18 +93,29 @@ def adapt(text: str) -> str:
     defaults = ["option abortonclose", "option forwardfor", f"timeout http-request {HEADER_TIMEOUT_S}s"]
     defaults += [f"http-error {reply(status, *error)}" for status, error in ERRORS.items()]
     rules = [
+        "mode tcp",  # until a request was read: the errors of mode http for what is none are compiled in
+        f"tcp-request inspect-delay {HEADER_TIMEOUT_S}s",
+        "tcp-request content switch-mode http if HTTP",
+        "http-request set-var(txn.pixelis_begin) date(0,ms)",
+        "http-after-response set-var(txn.pixelis_status) status",
         "stick-table type ipv6 size 100k expire 10m store conn_cur",
         "tcp-request connection track-sc0 src",
         f"tcp-request connection reject if {{ sc0_conn_cur gt {CLIENT_CONNECTIONS} }}",
         f"http-request return {reply(414, 'url_too_long', f'the URL is longer than {URL_BYTES} bytes')} "
         f"if {{ url,length gt {URL_BYTES} }}",
-        f"http-request return {reply(431, 'header_too_large', f'the header is larger than {HEADER_BYTES} bytes')} "
-        f"if {{ req.hdrs,length gt {HEADER_BYTES} }}",
+        f"http-request return {reply(431, *UNPARSED[431])} if {{ req.hdrs,length gt {HEADER_BYTES} }}",
         f"http-request return {reply(405, 'bad_request', f'the method is none of {METHODS}')} unless {{ method {METHODS} }}",
     ]
     rules += [
         f"http-response return {reply(status, *error)} if {{ status {status} }} {{ res.hdr(content-type) -m beg text/plain }}"
         for status, error in {**ERRORS, 404: NOT_FOUND, 429: OVERLOADED}.items()
+    ]
+    full, complete = f"{{ req.len ge {BUFFER_FULL} }}", "{ req.payload(0,0),hex -m sub 0D0A0D0A }"
+    unparsed = [
+        "mode tcp",
+        f"tcp-request content use-service lua.unparsed_400 if {complete}",
+        f"tcp-request content use-service lua.unparsed_431 if {full}",
+        "tcp-request content use-service lua.unparsed_408",
     ]
     unknown = reply(404, *NOT_FOUND) if knows_gateways(text) else reply(503, *ERRORS[503])
     text = re.sub(r"^ *errorfile .*\n", "", text, flags=re.MULTILINE)
@@ -83,7 +123,15 @@ def adapt(text: str) -> str:
     text = re.sub(r"^( *tune.bufsize ).*", rf"\g<1>{BUFFER_BYTES}", text, flags=re.MULTILINE)
     text = re.sub(r"^ *option abortonclose$", _indented(defaults), text, flags=re.MULTILINE)
     text = re.sub(r"^frontend http_frontend\n.*$", lambda bind: f"{bind[0]}\n{_indented(rules)}", text, flags=re.MULTILINE)
-    return re.sub(r"http-request return status 404 content-type text/plain .*", lambda _: f"http-request return {unknown}", text)
+    text = re.sub(r"http-request return status 404 content-type text/plain .*", lambda _: f"http-request return {unknown}", text)
+    for name, expression in LOG.items():
+        text = re.sub(rf"(?<=[ =]){name}\b", expression, text)
+    # Before Serve's choice of a backend by the path.
+    text = re.sub(
+        r"^( *acl is_|    default_backend )", "    use_backend unparsed unless HTTP\n\\g<1>", text, count=1, flags=re.MULTILINE
+    )
+    text = re.sub(r"^global$", f"global\n    lua-load {lua}", text, flags=re.MULTILINE)
+    return f"{text.rstrip()}\nbackend unparsed\n{_indented(unparsed)}\n"
 
 
 def _indented(lines: list[str]) -> str:
@@ -134,11 +182,13 @@ class Ingress:
         """Process that has the port."""
         self.spare = self.folder / "stand-in.cfg"
         """Its configuration without the admin socket: Serve must notice its death."""
+        self.lua = self.folder / "unparsed.lua"
 
     def start(self, arguments: list[str]) -> None:
         """Become HAProxy."""
         predecessor = self.predecessor(arguments)
-        text = adapt(self.path.read_text())
+        self.lua.write_text(unparsed_lua())
+        text = adapt(self.path.read_text(), str(self.lua))
         if predecessor and not knows_gateways(text):
             # A new proxy actor does not know the gateways yet: the predecessor keeps the port until the next configuration.
             text = without(text, "frontend http_frontend", "frontend prometheus")

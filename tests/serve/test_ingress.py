@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -71,7 +73,8 @@ class Ingress:
                 server_state_file=str(folder / "server-state"),
                 metrics_port=free_port(),
                 stats_port=free_port(),
-                metrics_enabled=False,
+                metrics_enabled=True,
+                metrics_socket_path=str(folder / "metrics.sock"),
                 nbthread=1,
                 is_head=True,
             ),
@@ -129,12 +132,12 @@ class Ingress:
 
     def raw(self, data: bytes) -> bytes:
         """The reply to raw bytes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
-            try:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
                 connection.sendall(data)
                 return b"".join(iter(lambda: connection.recv(65_536), b""))
-            except ConnectionResetError:
-                return b""
+        except ConnectionResetError:
+            return b""
 
     def end(self) -> None:
         """End the proxy actor and everything that has this configuration's folder among its arguments."""
@@ -187,20 +190,53 @@ def test_errors_of_the_ingress_have_openais_format(ingress: Ingress) -> None:
         assert ("Retry-After" in reply.headers) == (status in (429, 503))
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"nonsense\r\n\r\n", 400),
-        (b"GET /app HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 60_000 + b"\r\n\r\n", 400),
-        (b"GET /app HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n", 400),
-        (b"POST /app HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
-        (b"GET /app HTTP/1.1\r\nHost: a\r\nX: y", 408),
-    ],
-)
-def test_what_is_no_http_is_refused(ingress: Ingress, data: bytes, status: int) -> None:
+UNPARSABLE = {
+    b"nonsense\r\n\r\n": 400,
+    b"GET /app\x00 HTTP/1.1\r\nHost: a\r\n\r\n": 400,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n": 400,  # TLS
+    b"GET /app HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000 + b"\r\n\r\n": 431,
+    b"GET /app HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n": 400,
+    b"POST /app HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n": 400,
+    b"POST /app HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef": 400,
+    b"POST /app HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, gzip\r\n\r\n": 400,
+    b"GET /app HTTP/1.1\r\nHost: a\r\nX: y": 408,
+}
+
+
+def test_what_is_no_http_is_an_error_in_openais_format(ingress: Ingress) -> None:
     ingress.start()
     assert until(lambda: ingress.status() == 200)
-    assert ingress.raw(data).split(b" ")[1] == str(status).encode()
+    codes = {400: "bad_request", 408: "request_timeout", 431: "header_too_large"}
+    for data, status in UNPARSABLE.items():
+        head, _, body = ingress.raw(data).partition(b"\r\n\r\n")
+        assert head.split(b" ")[1] == str(status).encode(), data[:60]
+        assert b"application/json" in head, data[:60]
+        assert json.loads(body)["error"]["code"] == codes[status]
+
+
+def test_both_lengths_of_a_body_are_not_two_requests(ingress: Ingress) -> None:
+    """HAProxy reads the chunks, as RFC 9112 demands, and closes: the rest of the body never begins another request."""
+    ingress.start()
+    assert until(lambda: ingress.status() == 200)
+    head = b"POST /app/x HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n"
+    text = ingress.raw(head + b"0\r\n\r\nGET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert text.count(b"HTTP/1.1") == 1
+    assert b"not_found" not in text
+
+
+def test_requests_are_logged_for_serves_metrics(ingress: Ingress) -> None:
+    """As `log-format-sd` of Serve has it: method, status and milliseconds of each request."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.settimeout(30)
+        log.bind(ingress.api.cfg.metrics_socket_path)
+        ingress.start()
+        assert until(lambda: ingress.status() == 200)
+        ingress.client.post("/app/text/503")
+        lines = (log.recv(9000).decode() for _ in range(1000))
+        line = next(line for line in lines if "POST" in line)
+    fields = dict(re.findall(r'(\w+)="?([^" \]]*)', line))
+    assert fields["status"] == "503"
+    assert 0 <= float(fields["latency_ms"]) < 60_000
 
 
 def test_one_address_cannot_take_all_connections(ingress: Ingress) -> None:
