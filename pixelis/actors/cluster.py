@@ -10,6 +10,7 @@ import json
 import logging
 import operator
 import os
+import random
 import re
 import shutil
 import signal
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 DEFAULT_STORE = 1_000_000_000
 SMALLEST_STORE = 80_000_000
 """Bytes of a local object store: by default, and at least (Ray's minimum)."""
+GATEWAY_PORTS = 100
+"""Ports for the gateways of a local service."""
 LOCAL_ENV = {
     # Ray warns if more than four processes start at once, and a run on a laptop starts more actors.
     "RAY_worker_maximum_startup_concurrency": "8",
@@ -190,7 +193,28 @@ def _haproxy_env() -> dict[str, str]:
         for name, probe in (("METRICS", first), ("STATS", second)):
             probe.bind(("127.0.0.1", 0))
             variables[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(probe.getsockname()[1])
+    # Serve would begin with port 30000 in every service: a gateway of one could take the port of a dead gateway of another, whose
+    # ingress would then send it requests until it learns of the death.
+    if "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT" not in os.environ:
+        first_port = _free_ports()
+        variables["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(first_port)
+        variables["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"] = str(first_port + GATEWAY_PORTS - 1)
     return variables
+
+
+def _free_ports() -> int:
+    """The first of GATEWAY_PORTS ports below the ephemeral ones that no other service has begun to use."""
+    starts = list(range(20_000, 32_000, GATEWAY_PORTS))
+    random.shuffle(starts)
+    for start in starts:
+        try:
+            for port in range(start, start + 4):
+                with socket.socket() as probe:
+                    probe.bind(("", port))
+            return start
+        except OSError:
+            continue
+    raise InfraFailure("no range of ports for gateways is free between 20000 and 32000", fix="end services that are not needed")
 
 
 def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
