@@ -184,6 +184,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long  # a death of vLLM: below
 def test_vllm_ends_with_the_process_that_started_it(tied: Path, tmp_path: Path):
     """A generator that is killed leaves no process that holds its memory."""
     pytest.importorskip("vllm", reason="vLLM's CPU build is not installed (make test installs it)")

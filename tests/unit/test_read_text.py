@@ -101,6 +101,7 @@ def test_a_scanned_page():
 
 
 @pytest.mark.slow
+@pytest.mark.long  # words over photos: below
 def test_each_word_of_the_scanned_page_cut_out_tightly():
     words = [word for line in read(PAGE).data["lines"] for word in line["words"] if len(plain(word["text"])) > 1][::4]
     height, width = PAGE.shape[:2]
@@ -122,10 +123,10 @@ WORDS = ["Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "
 @pytest.mark.parametrize(
     ("photo", "size", "font", "colour"),
     [
-        ("astronaut", 40, "DejaVuSans-Bold.ttf", (255, 255, 255)),
+        pytest.param("astronaut", 40, "DejaVuSans-Bold.ttf", (255, 255, 255), marks=pytest.mark.long),
         ("coffee", 28, "DejaVuSerif.ttf", (255, 230, 60)),
         ("rocket", 16, "DejaVuSans.ttf", (255, 255, 255)),
-        ("chelsea", 20, "DejaVuSansMono.ttf", (0, 0, 0)),
+        pytest.param("chelsea", 20, "DejaVuSansMono.ttf", (0, 0, 0), marks=pytest.mark.long),
     ],
 )
 def test_words_over_photos_whole_and_cut_out_tightly(photo: str, size: int, font: str, colour):
@@ -282,6 +283,7 @@ def test_reading_opens_no_connection_and_prints_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.long  # a statistic of many photos
 def test_few_small_parts_of_photos_read_as_letters():
     """Twice as many did before short lines had to read alike from several cuts."""
     dice, seen = np.random.default_rng(1), 0

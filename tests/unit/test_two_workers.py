@@ -19,7 +19,7 @@ from pixelis.policy import checkpoint
 pytestmark = pytest.mark.slow
 
 
-def launch(script: str, world: int, out: Path) -> None:
+def launch(script: str, world: int, out: Path, *arguments: str) -> None:
     """Run a script of this folder as `world` workers and wait for them."""
     folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
     here, root = Path(__file__).parent, Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def launch(script: str, world: int, out: Path) -> None:
     for rank in range(world):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
-        command = [sys.executable, str(here / script), str(out), folders]
+        command = [sys.executable, str(here / script), str(out), folders, *arguments]
         workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     outputs = [worker.communicate(timeout=280)[0] for worker in workers]
     assert [w.returncode for w in workers] == [0] * world, "\n".join(s[-2500:] for s in outputs)
@@ -37,11 +37,32 @@ def launch(script: str, world: int, out: Path) -> None:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the metrics of both workers, `rank0.json` and `rank1.json`, and the checkpoint of SAVED."""
     out = tmp_path_factory.mktemp("workers")
-    launch("two_workers.py", 2, out)
+    launch("two_workers.py", 2, out, "short")
     return out
 
 
 @pytest.fixture(scope="module")
+def long_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the metrics of the long cases."""
+    out = tmp_path_factory.mktemp("long")
+    launch("two_workers.py", 2, out, "long")
+    return out
+
+
+def cases(sequence_parallel: int = 1) -> list[Any]:
+    """Names of the cases with at least so much sequence parallelism, as parameters."""
+    return [
+        pytest.param(name, marks=[pytest.mark.long] if case.long else [])
+        for name, case in CASES.items()
+        if case.sequence_parallel >= sequence_parallel
+    ]
+
+
+def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
+    """Folder with the results of a case."""
+    return request.getfixturevalue("long_out" if CASES[name].long else "out")
+
+
 def metrics(out: Path) -> dict[str, list[dict[str, float]]]:
     """Metrics of each step by case, which both workers report equally."""
     first, second = (json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2))
@@ -53,8 +74,8 @@ def metrics(out: Path) -> dict[str, list[dict[str, float]]]:
     return first
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_workers_take_the_step_of_one(metrics: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", cases())
+def test_two_workers_take_the_step_of_one(request: pytest.FixtureRequest, name: str) -> None:
     case = CASES[name]
     alone = case.trainer(stage=0)
     try:
@@ -64,7 +85,7 @@ def test_two_workers_take_the_step_of_one(metrics: dict[str, Any], name: str) ->
     names = ("policy/loss", "policy/drift", "policy/grad_norm", *(("policy/kl",) if case.kl else ()))
     assert case.kl == 0 or expected[-1]["policy/kl"] > 0
     tolerance = {"abs": 1e-5, "rel": 1e-4} if case.dtype == "float32" else {"abs": 0.01, "rel": 0.03}
-    for step, one in zip(metrics[name], expected, strict=True):
+    for step, one in zip(metrics(folder_of(name, request))[name], expected, strict=True):
         assert [step[n] for n in names] == pytest.approx([one[n] for n in names], **tolerance)
 
 
@@ -83,8 +104,8 @@ def test_all_workers_skip_a_step_that_is_not_finite_on_one(out: Path, stage: int
         assert json.loads((out / f"skipped{rank}_stage{stage}.json").read_text()) == [1, 1]  # the first step, not the second
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sequence_parallel > 1])
-def test_workers_that_divide_the_row_have_the_gradients_of_one(out: Path, name: str) -> None:
+@pytest.mark.parametrize("name", cases(sequence_parallel=2))
+def test_workers_that_divide_the_row_have_the_gradients_of_one(request: pytest.FixtureRequest, name: str) -> None:
     case = CASES[name]
     alone = case.trainer(stage=0)
     try:
@@ -92,7 +113,7 @@ def test_workers_that_divide_the_row_have_the_gradients_of_one(out: Path, name: 
         expected = alone.zero.moments()
     finally:
         alone.close()
-    moments = np.load(out / f"{name}.npz")
+    moments = np.load(folder_of(name, request) / f"{name}.npz")
     gradients = {key: values for key, values in expected.items() if key.endswith(".exp_avg")}  # a sum over the steps
     scale = max(np.linalg.norm(values) for values in gradients.values())
     for key, values in gradients.items():

@@ -10,19 +10,20 @@ from test_two_workers import launch
 from two_workers import CASES, samples_of
 from world_sizes import NAMES, STEPS
 
-pytestmark = pytest.mark.slow
+# Two workers, and one that resumes their checkpoint: test_two_workers.py.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+WORLDS = (4, 3, 2, 1)
 
 
-@pytest.mark.parametrize("worlds", [(2, 1), pytest.param((4, 3, 2, 1), marks=pytest.mark.long)], ids=str)
-def test_workers_then_fewer_take_the_steps_of_one(tmp_path: Path, worlds: tuple[int, ...]) -> None:
-    for world in worlds:
+def test_four_workers_then_fewer_take_the_steps_of_one(tmp_path: Path) -> None:
+    for world in WORLDS:
         launch("world_sizes.py", world, tmp_path)
     for folder, name in NAMES.items():
         case = CASES[name]
-        losses = [loss for world in worlds for loss in json.loads((tmp_path / f"losses{world}.json").read_text())[folder]]
+        losses = [loss for world in WORLDS for loss in json.loads((tmp_path / f"losses{world}.json").read_text())[folder]]
         alone = case.trainer(stage=0)
         try:
-            expected = [alone.update(samples_of(case.family))["policy/loss"] for _ in range(len(worlds) * STEPS)]
+            expected = [alone.update(samples_of(case.family))["policy/loss"] for _ in range(len(WORLDS) * STEPS)]
         finally:
             alone.close()
         assert losses == pytest.approx(expected, abs=2e-5, rel=1e-3)

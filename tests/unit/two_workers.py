@@ -28,7 +28,7 @@ LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=128, rows=1, keep
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. chunk_values: logits that pass the LM head at once, None for the default."""
+    """One training run. chunk_values: logits that pass the LM head at once, None for the default. long: marks its tests."""
 
     stage: int
     full: bool = False
@@ -41,6 +41,7 @@ class Case:
     dtype: str = "float32"
     kl_estimator: str = "k3"
     frozen_tower: bool = False
+    long: bool = False
 
     def trainer(self, stage: int | None = None) -> Trainer:
         """The trainer of a worker; with `stage`, of one that is alone."""
@@ -63,26 +64,28 @@ class Case:
 DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
 """DeepSpeed's settings under which every parameter is divided. By default it keeps all of a tiny model's on every worker."""
 CASES = {
-    "adapters, stage 0": Case(0, steps=3),
+    "adapters, stage 0": Case(0, steps=3, long=True),
     "adapters, stage 2": Case(2, steps=3),
-    "all parameters, stage 2": Case(2, full=True),
-    "all parameters, stage 3": Case(3, full=True),
+    "all parameters, stage 2": Case(2, full=True, long=True),
+    "all parameters, stage 3": Case(3, full=True, long=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000),
-    "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl"),
-    "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2),
-    "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16"),
+    "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl", long=True),
+    "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2, long=True),
+    "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16", long=True),
     "adapters, stage 1, KL": Case(1, steps=3, kl=0.5),
-    "adapters, stage 3, KL": Case(3, steps=3, kl=0.5),
+    "adapters, stage 3, KL": Case(3, steps=3, kl=0.5, long=True),
     "adapters, stage 0, sequence parallel": Case(0, steps=2, kl=0.5, sequence_parallel=2),
-    "adapters, stage 2, sequence parallel": Case(2, steps=2, family="qwen2_5_vl", sequence_parallel=2),
+    "adapters, stage 2, sequence parallel": Case(2, steps=2, family="qwen2_5_vl", sequence_parallel=2, long=True),
     "all parameters, stage 3, sequence parallel": Case(3, full=True, chunk_values=2000, sequence_parallel=2),
-    "all parameters, stage 1, sequence parallel": Case(1, full=True, family="qwen2_5_vl", sequence_parallel=2),
+    "all parameters, stage 1, sequence parallel": Case(1, full=True, family="qwen2_5_vl", sequence_parallel=2, long=True),
     "adapters, stage 3, full KL": Case(3, steps=2, kl=0.5, kl_estimator="full", head=True, chunk_values=2000),
-    "adapters, stage 0, sequence parallel, full KL": Case(0, steps=2, kl=0.5, kl_estimator="full", sequence_parallel=2),
-    "all parameters, stage 3, full KL": Case(3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000),
-    "all parameters but the tower's, stage 1": Case(1, full=True, steps=2, frozen_tower=True),
+    "adapters, stage 0, sequence parallel, full KL": Case(
+        0, steps=2, kl=0.5, kl_estimator="full", sequence_parallel=2, long=True
+    ),
+    "all parameters, stage 3, full KL": Case(3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000, long=True),
+    "all parameters but the tower's, stage 1": Case(1, full=True, steps=2, frozen_tower=True, long=True),
     "all parameters but the tower's, stage 3": Case(3, full=True, steps=2, frozen_tower=True),
-    "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000),
+    "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000, long=True),
 }
 """Every case is compared with one worker under stage 0."""
 SAVED = "adapters, stage 2"
@@ -116,8 +119,8 @@ def divided(family: str) -> dict[str, Any]:
     return {"share": share, "weights": same, "buffers": buffers}
 
 
-def main(out: str, folders: dict[str, str]) -> None:
-    """Train on this worker. The second one has fewer micro-batches, and no picture."""
+def main(out: str, folders: dict[str, str], long: bool) -> None:
+    """Train the cases that are long, or the others, on this worker. The second one has fewer micro-batches, and no picture."""
     rank = int(os.environ["RANK"])
     dist.init_process_group(
         "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=120)
@@ -125,6 +128,8 @@ def main(out: str, folders: dict[str, str]) -> None:
     tiny_policy.folder = lambda family: Path(folders[family])
     results: dict[str, Any] = {}
     for name, case in CASES.items():
+        if case.long != long:
+            continue
         samples = samples_of(case.family)
         trainer = case.trainer()
         share = samples if case.sequence_parallel == 2 else samples[:6] if rank == 0 else samples[6:]
@@ -137,6 +142,8 @@ def main(out: str, folders: dict[str, str]) -> None:
             trainer.save(out, {"rank": rank})
         trainer.close()
         Path(out, f"rank{rank}.json").write_text(json.dumps(results))
+    if long:
+        return
     Path(out, f"divided{rank}.json").write_text(json.dumps({family: divided(family) for family in folders}))
     healthy = train_step.policy_loss
     for stage in (0, 1):
@@ -151,4 +158,4 @@ def main(out: str, folders: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "long")
