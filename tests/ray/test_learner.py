@@ -52,6 +52,7 @@ def test_a_programming_error_ends_the_run_with_its_cause(tmp_path: Path) -> None
     assert [row["name"] for row in events.read(tmp_path, events.STAGE)][-1] == "waiting for the first batch"
 
 
+@pytest.mark.long  # of another actor: below
 def test_a_typed_error_keeps_its_type_and_fix(tmp_path: Path) -> None:
     error, failures = fail(tmp_path, DataFailure("nothing is left to learn", fix="add rows"))
     assert (type(error), error.fix, len(failures)) == (DataFailure, "add rows", 1)
