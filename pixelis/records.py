@@ -128,16 +128,26 @@ class Annotations(Record):
     captions: list[str] = Field(default_factory=list)
 
 
+class Exchange(Record):
+    """An earlier question of a conversation and its answer. ``media`` are the ids of the pictures and clips sent with it."""
+
+    question: str
+    answer: str
+    media: list[str] = Field(default_factory=list)
+
+
 class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
-    For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names the operations
-    that the policy may use for this question; None means all of the run. ``environment`` names the environment whose actions
-    the policy uses instead.
+    ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names came with the
+    question itself. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names
+    the operations that the policy may use for this question; None means all of the run. ``environment`` names the environment
+    whose actions the policy uses instead.
     """
 
     id: str
     question: str
+    history: list[Exchange] = Field(default_factory=list)
     media: list[Media] = Field(default_factory=list)
     answers: list[str] | None = None
     scorer: str = "exact"
@@ -147,6 +157,19 @@ class Question(Record):
     environment: str | None = None
     meta: dict[str, Any] = Field(default_factory=dict)
     annotations: Annotations | None = None
+
+    @property
+    def conversation(self) -> str:
+        """The texts of the earlier exchanges and of the question, one a line: what the question means."""
+        earlier = [text for exchange in self.history for text in (exchange.question, exchange.answer)]
+        return "\n".join([*earlier, self.question])
+
+    @model_validator(mode="after")
+    def _media_of_history(self) -> Question:
+        names = [name for exchange in self.history for name in exchange.media]
+        if len(set(names)) < len(names) or not set(names) <= {item.id for item in self.media}:
+            raise ValueError("each medium named in `history` must be one of `media`, and be named once")
+        return self
 
 
 class Action(Record):

@@ -54,6 +54,6 @@ class Embedder:
 
         budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)
         views = [[fit(view, budget, self.spec.multiple) for view in images] for images in views]
-        texts = [self.tokenizer(q.question, add_special_tokens=False)["input_ids"] for q in questions]
+        texts = [self.tokenizer(q.conversation, add_special_tokens=False)["input_ids"] for q in questions]
         weights = self.config.memory.visual, self.config.memory.text
         return [combine(*parts, weights) for parts in question_vectors(self.model, self.spec, texts, views)]

@@ -192,7 +192,7 @@ class Evolution:
         """The name of the task's group of near-identical questions; without the question, of its id."""
         if question is None:
             return task.question_id
-        return self.questions.group(question.question, next(iter(arrays.get(task.trajectories[0].id, [])), None))
+        return self.questions.group(question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None))
 
     async def _push(self, task: UpdateTask, arrays: dict[str, Any], question: str, approved: bool = False) -> bool:
         views = ray.put(arrays)

@@ -121,7 +121,7 @@ def _metrics(groups: list[Group], items: list[QueuedTask], version: int) -> dict
 
 def prompt_key(task: UpdateTask, question: Question | None, views: dict[str, Any]) -> str:
     """A hash of the question and of the pixels of its first picture."""
-    digest = hashlib.sha256((question.question if question is not None else "").encode())
+    digest = hashlib.sha256((question.conversation if question is not None else "").encode())
     for view in views.get(task.trajectories[0].id, [])[:1]:
         digest.update(view.tobytes())
     return digest.hexdigest()

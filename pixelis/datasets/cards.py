@@ -295,17 +295,20 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
     return (left * 20 / 1000, top * 20 / 1000, (left + steps) * 20 / 1000, (top + steps) * 20 / 1000)
 
 
-def demonstration_rows(split: str, count: int, seed: int, direct_share: float, aim: float = 0.0) -> Iterator[dict]:
+def demonstration_rows(
+    split: str, count: int, seed: int, direct_share: float, aim: float = 0.0, follow_up: float = 0.0
+) -> Iterator[dict]:
     """Question rows with `turns`: zoom in, then answer; a share of `direct_share` answers at once.
 
-    Boxes are on the 20/1000 grid, 0..1 of the picture, centred on the card to within half a grid step or one step, and up to
-    ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without having located the card.
+    ``follow_up`` as in `question_row`. Boxes are on the 20/1000 grid, 0..1 of the picture, centred on the card to within half a
+    grid step or one step, and up to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in
+    without having located the card.
     """
     for name, value in (("aim", aim), ("direct_share", direct_share)):
         if not 0 <= value <= 1:
             raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
     for index in range(count):
-        row = question_row(split, seed, index)
+        row = question_row(split, seed, index, follow_up=follow_up)
         row["turns"] = [{"answer": row["answers"][0]}]
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
         if rng.random() >= direct_share:
@@ -318,11 +321,16 @@ def demonstration_rows(split: str, count: int, seed: int, direct_share: float, a
         yield row
 
 
-def question_row(split: str, seed: int, index: int, shift: str = "") -> dict:
-    """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta."""
+def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: float = 0.0) -> dict:
+    """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
+
+    A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
+    """
+    if not 0 <= follow_up <= 1:
+        raise BadInput(f"follow_up is {follow_up}: it must lie between 0 and 1")
     card = scene_of(split, seed, index, shift).target
     name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
-    return {
+    row = {
         "id": name,
         "question": f"Which digit is in the {card.colour} frame?",
         "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift)}],
@@ -330,6 +338,10 @@ def question_row(split: str, seed: int, index: int, shift: str = "") -> dict:
         "split": split,
         "meta": {"colour": card.colour, "box": list(card.box), "shift": shift},
     }
+    if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
+        first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
+        row |= {"history": [first], "question": "Which digit is in it?"}
+    return row
 
 
 @functools.lru_cache(maxsize=len(SPLITS))

@@ -126,13 +126,9 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:` generated."""
     if source.startswith("cards:"):
         options = _cards_options(source, "aim")
-        try:
-            aim = float(options.get("aim", 0))
-        except ValueError:
-            raise BadInput(f"{source}: aim={options['aim']} is not a number") from None
-        rows = cards.demonstration_rows(
-            options.get("split", "train"), count, whole_option(source, options, "seed", seed), direct_share, aim
-        )
+        aim, follow_up = (_share_option(source, options, name) for name in ("aim", "follow_up"))
+        split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
+        rows = cards.demonstration_rows(split, count, seed, direct_share, aim, follow_up)
         return [Demonstration.model_validate(row) for row in rows]
     demonstrations = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
     return list(
@@ -253,10 +249,18 @@ def sampling_weight(question: Question) -> float:
 def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
     options = _cards_options(source, "shift")
     scene = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
+    shift, follow_up = options.get("shift", ""), _share_option(source, options, "follow_up")
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
-            yield Question.model_validate(cards.question_row(*scene, number, options.get("shift", "")))
+            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up))
 
 
 def _cards_options(source: str, option: str) -> dict[str, str]:
-    return parse_options(source, ("split", "seed", option))[1]
+    return parse_options(source, ("split", "seed", "follow_up", option))[1]
+
+
+def _share_option(source: str, options: dict[str, str], name: str) -> float:
+    try:
+        return float(options.get(name, 0))
+    except ValueError:
+        raise BadInput(f"{source}: {name}={options[name]} is not a number") from None

@@ -81,10 +81,11 @@ class Renderer:
         return {name: o for name, o in self.operations.items() if operations and (names is None or name in names)}
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
-        """The turns before the first policy token: [system,] user. The tokens end with the assistant's opener.
+        """The turns before the first policy token: [system,] user, ... The tokens end with the assistant's opener.
 
-        ``views`` are the question's pictures in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the
-        system message of the question's row stands for the dialect's instructions.
+        An earlier exchange is one user turn, whose tokens go on to the assistant's answer. ``views`` are the question's pictures
+        in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the system message of the question's row
+        stands for the dialect's instructions.
         """
         turns = []
         offered = self.offered(question, operations)
@@ -94,10 +95,25 @@ class Renderer:
         if system or (instruct and (system := self.dialect.system(views, offered, self.coordinates, self.max_calls))):
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
             turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
-        pieces = self.dialect.question(question.question, views, bool(offered), instruct)
-        text = _clean("".join(piece for piece in pieces if isinstance(piece, str)))
-        tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n"])
-        return [*turns, Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])]
+        for exchange in question.history:
+            shown = [view for view in views if (view.parent or view.id) in exchange.media]
+            views = [view for view in views if view not in shown]
+            answer = self.dialect.render(exchange.answer, self._scale(shown))
+            turns.append(self._asked(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"]))
+        return [*turns, self._asked(question.question, views, bool(offered), instruct, [])]
+
+    def _asked(
+        self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
+    ) -> Turn:
+        pieces = self.dialect.question(question, views, tools, instruct)
+        text = "\n".join(filter(None, ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer))))
+        tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n", *answer])
+        return Turn(
+            role="user",
+            text=_clean(text).rstrip("\n") if answer else _clean(text),
+            tokens=tokens,
+            images=[view.id for view in views],
+        )
 
     def observation(self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1) -> Turn:
         """The turn that shows an observation, from the line break after the policy's turn to the assistant's next opener.

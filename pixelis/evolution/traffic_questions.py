@@ -60,7 +60,7 @@ class TrafficQuestions:
             return False
         first = task.trajectories[0]
         seen = {image.id: view for image, view in zip(first.images, views.get(first.id, ()), strict=False)}
-        if is_redacted(question.question + task.pseudo_label) or not all(media.id in seen for media in question.media):
+        if is_redacted(question.conversation + task.pseudo_label) or not all(media.id in seen for media in question.media):
             return False
         media = [m.model_copy(update={"height": seen[m.id].shape[0], "width": seen[m.id].shape[1]}) for m in question.media]
         canary_question = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})

@@ -330,7 +330,7 @@ def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
     """Canonical text, kinds of media, canonical options."""
     options = question.meta.get("options") or ()
     values = options.values() if isinstance(options, dict) else options
-    return canonical(question.question), [m.kind for m in question.media], tuple(canonical(str(option)) for option in values)
+    return canonical(question.conversation), [m.kind for m in question.media], tuple(canonical(str(option)) for option in values)
 
 
 def _weights(votes: Sequence[Ballot]) -> dict[str, float]:

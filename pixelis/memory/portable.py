@@ -72,7 +72,7 @@ def _row(entry: Entry) -> dict[str, object]:
     copied = ("id", "created_at", "user", "status", "priority", "retrievals", "successes", "policy_version")
     return {
         **{name: getattr(x, name) for name in copied},
-        "question": x.question.question,
+        "question": x.question.conversation,
         "answer": x.verdict.answer,
         "confidence": x.verdict.confidence,
         "experience": x.model_dump_json(),

@@ -56,7 +56,7 @@ class Equality:
             return False
 
     def _case(self, answer: str, other: str) -> Case:
-        return Case(answer, (other,), self.question.question, self.options)
+        return Case(answer, (other,), self.question.conversation, self.options)
 
     def _readable(self, answer: str) -> bool:
         """Whether the formula can be compared at all: one that hangs must not hang once for every other answer."""

@@ -67,7 +67,7 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
         options = list(options.values())
     if not isinstance(options, (list, tuple)):
         options = _OPTION_LINE.findall(question.question)
-    return Case(answer, tuple(truths), question.question, tuple(str(option) for option in options))
+    return Case(answer, tuple(truths), question.conversation, tuple(str(option) for option in options))
 
 
 def find_scorer(name: str) -> Scorer:

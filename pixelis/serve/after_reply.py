@@ -136,7 +136,7 @@ class AfterReply:
     ) -> None:
         redacted, outcome = await storing
         await asyncio.sleep(START_DELAY_S)
-        risk = await self._in_thread(lambda: privacy.risk(answer.group.question.question))
+        risk = await self._in_thread(lambda: privacy.risk(answer.group.question.conversation))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == "yes":
             await self._count("success_told", self._credit_neighbours(answer.verdict, lookup.retrieval_id))

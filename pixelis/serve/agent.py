@@ -122,7 +122,14 @@ class Agent:
     async def _run(self, query: AgentQuery, pictures: Pictures | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
         started = time.monotonic()
         pictures = pictures or await self.decode(query)
-        question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
+        question = Question(
+            id=new_id("q"),
+            question=query.question,
+            history=query.history,
+            media=pictures.media,
+            task="serve",
+            split="serve",
+        )
         cold = await self.retrieval.cold()
         with self.retrieval.lookup(question, pictures.views, search=not cold, store=bool(query.remember)) as lookup:
             result: RolloutResult | None = None

@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
+from pixelis.records import Exchange, Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
-    """A validated question. ``images`` are data URLs.
+    """A validated question. ``images`` are data URLs; their ids, ``img0``, ``img1``, ..., are those that ``history`` names.
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
     ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped.
@@ -28,6 +28,7 @@ class AgentQuery:
     max_turns: int = 1
     learn: bool = True
     remember: bool | Literal["later"] = True
+    history: list[Exchange] = field(default_factory=list)
     user: str | None = None
     voter: str = ""
 

@@ -113,9 +113,10 @@ class Retrieval:
         self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool
     ) -> tuple[Question, SearchResult]:
         assert self.memory is not None
-        text = await asyncio.to_thread(privacy.redact, question.question)
+        query = question.model_copy(update={"media": []})
+        redacted = await asyncio.to_thread(privacy.redact_record, query)
         result = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and store)
-        return question.model_copy(update={"question": text}), result
+        return redacted.model_copy(update={"media": question.media}), result
 
     async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
         actor = await self._embedder()

@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.config import Config
 from pixelis.errors import BadImage, InfraFailure
-from pixelis.records import Action, Group, ImageView, Observation, StopReason, Trajectory, Turn
+from pixelis.records import Action, Group, ImageView, Media, Observation, StopReason, Trajectory, Turn
 
 KEY = "test-key-4711"
 
@@ -125,6 +125,9 @@ class ScriptedGenerator:
             raise InfraFailure("not here")
         say = re.search(r"say (\S+)", script)
         answers = say[1].split(",") if say else ["7"]
+        if "recall" in script:  # the earlier answers and how many pictures came with each question
+            counts = "".join(str(len(exchange.media)) for exchange in question.history)
+            answers = ["".join(exchange.answer for exchange in question.history) + f" {counts} of {len(question.media)}"]
         episodes = [
             self._episode(question, group_id, answers[i % len(answers)], request.operations) for i in range(request.samples)
         ]
@@ -132,7 +135,7 @@ class ScriptedGenerator:
         return group, {t.id: views for t, views in episodes}
 
     def _episode(self, question, group_id: str, answer: str, operations: bool) -> tuple[Trajectory, list[np.ndarray]]:  # type: ignore[no-untyped-def]
-        picture = question.media[0]
+        picture = question.media[0] if question.media else Media(id="none", uri="none")
         images = [ImageView(id="img0", source_size=(picture.width or 8, picture.height or 8), view_size=(8, 8))]
         views = [np.full((8, 8, 3), 10, np.uint8)]
         turns = [Turn(role="user", text=question.question, tokens=[1, 2, 3], images=["img0"])]

@@ -18,7 +18,7 @@ from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import Group, Media, Question
+from pixelis.records import Exchange, Group, Media, Question
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.backends import Backends
@@ -86,6 +86,28 @@ def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: boo
         assert isinstance(await agent.answer(query), Answer)
 
     asyncio.run(asyncio.wait_for(leave(), 60))
+
+
+def test_conversations_and_questions_without_pictures_are_answered(generator: ActorHandle) -> None:
+    history = [Exchange(question="Is there a red frame?", answer="yes", media=["img0"])]
+    sampling, picture = SamplingParams(1.0, seed=1), picture_url((64, 64))
+
+    async def ask() -> list[Answer]:
+        agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
+        queries = [
+            AgentQuery("Which digit is in it?", [picture, picture], 2, sampling, max_turns=2, history=history),
+            AgentQuery("Which digit is in it?", [picture], 2, sampling, max_turns=2),
+            AgentQuery("Which digit is in it?", [], 2, sampling, operations=False, max_turns=2),
+        ]
+        return [await agent.answer(query) for query in queries]
+
+    second, alone, blind = asyncio.run(asyncio.wait_for(ask(), 60))
+    turns = second.winner.turns
+    assert [turn.images for turn in turns[:2]] == [["img0"], ["img1"]]
+    assert "<answer>yes</answer>" in turns[0].text
+    assert sum(len(turn.tokens) for turn in turns[:2]) > len(alone.winner.turns[0].tokens)
+    assert blind.group.question.media == []
+    assert blind.winner.policy_turns
 
 
 def test_max_tokens_shortens_turns(generator: ActorHandle) -> None:

@@ -71,6 +71,23 @@ def test_the_openai_client_sees_typed_errors(deployed: Deployed, client: openai.
         wrong.models.list()
 
 
+def test_a_conversation_is_the_context_of_its_last_question(deployed: Deployed, client: openai.OpenAI) -> None:
+    talk = [*messages("say 7", picture_url()), {"role": "assistant", "content": "seven"}, {"role": "user", "content": "recall"}]
+    reply = client.chat.completions.create(model="pixelis-nano", messages=talk)
+    assert reply.choices[0].message.content == "seven 1 of 1"
+    earlier = {"question": "say 7", "image": picture_url(), "answer": "seven"}
+    assert deployed.ask("recall", history=[earlier, earlier]).json()["answer"] == "sevenseven 11 of 3"
+    refused = deployed.ask("recall", history=[{**earlier, "answer": "<|im_end|>"}])
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "control_token")
+
+
+def test_a_question_needs_no_picture(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="pixelis-nano", messages=[{"role": "user", "content": "say 7"}])
+    assert reply.choices[0].message.content == "7"
+    assert reply.model_extra is not None
+    assert reply.model_extra["pixelis"]["operations"] == 0
+
+
 def test_no_answer_gives_a_refusal(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="pixelis-nano", messages=messages("say none", picture_url()))
     assert reply.choices[0].message.content is None

@@ -7,6 +7,7 @@ from nano_lessons import Views
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
 from pixelis.operations.pixel_budget import fit
+from pixelis.records import Question
 
 SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate", "warm", "warm,noise"]
 
@@ -101,6 +102,20 @@ def test_questions_and_demonstrations():
             middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
             assert x1 + 0.02 < middle_x < x2 - 0.02
             assert y1 + 0.02 < middle_y < y2 - 0.02
+
+
+def test_only_the_history_of_a_follow_up_names_the_frame():
+    rows = [cards.question_row("test", 7, index, follow_up=0.5) for index in range(200)]
+    follow_ups = [row for row in rows if "history" in row]
+    assert 70 < len(follow_ups) < 130
+    for row in follow_ups:
+        question = Question.model_validate(row)
+        assert question.answers == [str(cards.describe(question.media[0].uri).target.digit)]
+        assert row["meta"]["colour"] in question.history[0].question
+        assert not any(colour in question.question for colour in cards.COLOURS)
+        assert question.history[0].media == ["img0"]
+    with pytest.raises(BadInput, match="follow_up"):
+        cards.question_row("test", 7, 0, follow_up=2)
 
 
 @pytest.mark.parametrize(

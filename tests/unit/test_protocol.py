@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pixelis.config import load
 from pixelis.errors import BadConfig, Overloaded
-from pixelis.records import Group, ImageView, Observation, Question, StopReason, Trajectory, Turn, Verdict
+from pixelis.records import Exchange, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn, Verdict
 from pixelis.serve import app
 from pixelis.serve.agent_types import Answer
 from pixelis.serve.backends import Backends
@@ -22,7 +22,7 @@ from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
 from pixelis.serve.protocol.experiences import FeedbackRequest
 from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
-from pixelis.serve.protocol.question import check_images, check_question
+from pixelis.serve.protocol.question import Asked, agent_query, check_images, check_question, reply_cache_key
 
 PICTURE = "data:image/png;base64,AAAA"
 
@@ -34,7 +34,7 @@ def chat(**changes: Any) -> bytes:
 
 def refused(kind: type, body: bytes) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse_body(kind, body).question_and_images()
+        parse_body(kind, body).asked()
     assert set(caught.value.body()["error"]) == {"message", "type", "code", "param"}
     assert 400 <= caught.value.status < 500
     return caught.value
@@ -42,11 +42,63 @@ def refused(kind: type, body: bytes) -> ApiError:
 
 def test_a_chat_request_is_a_question_and_pictures() -> None:
     request = parse_body(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
-    assert request.question_and_images() == ("which digit?", [PICTURE])
+    assert request.asked() == Asked("which digit?", [PICTURE])
     bland = [{"role": "system", "content": "You are a helpful, honest assistant."}, {"role": "user", "content": "which?"}]
-    assert parse_body(ChatRequest, chat(messages=bland)).question_and_images() == ("which?", [])
+    assert parse_body(ChatRequest, chat(messages=bland)).asked() == Asked("which?")
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which?"}]
-    assert parse_body(ChatRequest, chat(messages=system)).question_and_images() == ("Be brief.\nwhich?", [])
+    assert parse_body(ChatRequest, chat(messages=system)).asked() == Asked("Be brief.\nwhich?")
+
+
+def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
+    other = "data:image/jpeg;base64,BBBB"
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "a frame?"}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": [{"type": "text", "text": "Look again."}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": other}}],
+        },
+    ]
+    asked = parse_body(ChatRequest, chat(messages=messages)).asked()
+    history = [Exchange(question="Be brief.\na frame?", answer="yes", media=["img0"])]
+    assert asked == Asked("Look again.\nwhich digit?", [PICTURE, other], history)
+    earlier = {"question": " Be brief.\na frame? ", "answer": "yes", "image": PICTURE}
+    body = {"question": "Look again.\nwhich digit?", "image": other, "history": [earlier]}
+    assert parse_body(AgentRequest, json.dumps(body).encode()).asked() == asked
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [("user", "q"), ("assistant", "a")],
+        [("assistant", "a"), ("user", "q")],
+        [("user", "q"), ("assistant", "a"), ("assistant", "b"), ("user", "q")],
+        [("user", "q"), ("assistant", ""), ("user", "q")],
+        [("user", "q"), ("assistant", None), ("tool", "7"), ("user", "q")],
+        [("user", "q"), ("system", "Be brief."), ("user", "q")],
+        [("system", "Be brief.")],
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages: list[tuple[str, str | None]]) -> None:
+    error = refused(ChatRequest, chat(messages=[{"role": role, "content": content} for role, content in messages]))
+    assert error.code == "unsupported_conversation"
+
+
+def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
+    config = load(None, [])
+
+    def query(answer: str) -> Any:
+        body = {"question": "which digit?", "history": [{"question": "a frame?", "answer": answer}], "temperature": 0}
+        return agent_query(config, parse_body(AgentRequest, json.dumps(body).encode()))
+
+    keys = [reply_cache_key("/v1/agent", query(answer), None) for answer in ("yes", "no", "yes")]
+    assert keys[0] == keys[2] != keys[1]
+    for answer, code in (("<|im_end|>", "control_token"), ("x" * 10_001, "question_too_long"), (" ", "empty_question")):
+        with pytest.raises(ApiError) as caught:
+            query(answer)
+        assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -70,7 +122,6 @@ def test_a_chat_request_is_a_question_and_pictures() -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "assistant", "content": "7"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"messages": "hello"}, "messages"),
         ({"model": 7}, "model"),
@@ -143,14 +194,14 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
     assert refused(AgentRequest, b'{"question": "q", "image": 7}').param == "image"
     assert refused(AgentRequest, b'{"question": "q\\ud800", "image": "x"}').status == 400
     both = parse_body(AgentRequest, json.dumps({"question": " q ", "image": [PICTURE, PICTURE]}).encode())
-    assert both.question_and_images() == ("q", [PICTURE, PICTURE])
+    assert both.asked() == Asked("q", [PICTURE, PICTURE])
 
 
 def test_parameters_without_effect_are_accepted() -> None:
     usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
     usual |= {"top_k": -1, "guided_json": None, "repetition_penalty": 1.0, "ignore_eos": False, "metadata": {"a": "b"}}
     body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
-    assert parse_body(ChatRequest, body).question_and_images()[0] == "which digit?"
+    assert parse_body(ChatRequest, body).asked().question == "which digit?"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +268,7 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
         try:
             parsed = parse_body(kind, body)
             if isinstance(parsed, ChatRequest | AgentRequest):
-                parsed.question_and_images()
+                parsed.asked()
         except ApiError as caught:
             error = caught
         assert error is None or (error.status == 400 and error.message)
@@ -269,7 +320,8 @@ def test_invalid_picture_addresses_are_refused(url: str, code: str) -> None:
 
 def test_the_number_of_pictures_is_limited() -> None:
     assert check_images([PICTURE] * 4, 4)
-    for urls, code in (([], "no_image"), ([PICTURE] * 5, "too_many_images"), ([PICTURE] * 1000, "too_many_images")):
+    assert check_images([], 4) == []
+    for urls, code in (([PICTURE] * 5, "too_many_images"), ([PICTURE] * 1000, "too_many_images")):
         with pytest.raises(ApiError) as caught:
             check_images(urls, 4)
         assert caught.value.code == code

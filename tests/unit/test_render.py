@@ -18,7 +18,7 @@ from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import FAMILIES, TEXT_FAMILIES, ModelSpec, load_tokenizer
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.operations import OPERATIONS
-from pixelis.records import Action, Observation, Question
+from pixelis.records import Action, Exchange, Media, Observation, Question
 
 NASTY = (
     "<|image_pad|>",
@@ -37,6 +37,32 @@ def ask(text: str) -> Question:
 
 def whole(name: str, text: str) -> list[int]:
     return renderer(name).tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_earlier_exchanges_are_turns_with_their_pictures():
+    r, pads = renderer("nano"), "<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>"
+    history = [
+        Exchange(question="Is there a red frame?", answer="yes", media=["img0"]),
+        Exchange(question="Where?", answer="left"),
+    ]
+    media = [Media(id="img0", uri="a.png"), Media(id="img1", uri="b.png")]
+    question = Question(id="q", question="Which digit is in it?", history=history, media=media)
+    turns = r.prompt(question, [image_view("nano"), image_view("nano", "img1")])
+    expected = (
+        f"<|im_start|>user\n{pads}Is there a red frame?<|im_end|>\n<|im_start|>assistant\n<answer>yes</answer><|im_end|>\n"
+        "<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n<answer>left</answer><|im_end|>\n"
+        f"<|im_start|>user\n{pads}Which digit is in it?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [token for turn in turns for token in turn.tokens] == whole("nano", expected)
+    assert [(turn.role, turn.images) for turn in turns] == [("user", ["img0"]), ("user", []), ("user", ["img1"])]
+    assert turns[0].text == "Is there a red frame?\n<answer>yes</answer>"
+
+
+def test_media_of_the_history_are_media_of_the_question():
+    for names in (["img1"], ["img0", "img0"]):
+        history = [Exchange(question="a", answer="b", media=names)]
+        with pytest.raises(ValueError, match="history"):
+            Question(id="q", question="c", history=history, media=[Media(id="img0", uri="a.png")])
 
 
 def test_nano_episode_tokenises_exactly_like_its_literal_text():

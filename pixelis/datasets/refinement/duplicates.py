@@ -27,7 +27,7 @@ GRID = 20
 
 def question_hash(question: Question, pictures: Sequence[str]) -> str:
     """Hash of a question's normalised text and of the content of its pictures in any order."""
-    return _sha([canonical(question.question), sorted(pictures)])
+    return _sha([canonical(question.conversation), sorted(pictures)])
 
 
 def content_hash(d: Demonstration, pictures: Sequence[str]) -> str:
@@ -114,7 +114,7 @@ def _heads(matrix: csr_matrix, similarity: float) -> csr_matrix:
 
 
 def _tokens(d: Demonstration) -> list[str]:
-    words = canonical(" ".join([d.question, *(turn.think or "" for turn in d.turns)])).split()
+    words = canonical(" ".join([d.conversation, *(turn.think or "" for turn in d.turns)])).split()
     for step in d.steps:
         numbers = [round(v * GRID) if isinstance(v, float) else v for v in _flat(rounded(step.arguments, 4))]
         words.append(f"{step.op} {step.target} {numbers}")

@@ -80,7 +80,7 @@ def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
     for d in selection.demonstrations:
         media = [[m.uri, m.frames, m.spans] for m in d.media]
-        by_question[_hash(repr((d.question, media, sorted(d.answers or []))))].append(d)
+        by_question[_hash(repr((d.conversation, media, sorted(d.answers or []))))].append(d)
     return [_with_signals(group) for group in by_question.values()], selection
 
 

@@ -8,17 +8,28 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from pixelis.config import Config
-from pixelis.records import ImageView, Trajectory, Verdict, new_id
+from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
-from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
+from pixelis.serve.protocol.question import MAX_EXCHANGES, MAX_PARTS, Asked, agent_query, model_name, reply_cache_key, sse_event
+
+Images = text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])
+
+
+class EarlierQuestion(StrictModel):
+    """An exchange of the conversation: the question with its pictures, and the answer that it got."""
+
+    question: str
+    answer: str
+    image: Images = Field(default_factory=list)  # type: ignore[valid-type]
 
 
 class AgentRequest(StrictModel):
-    """Body of ``POST /v1/agent``: a question about one picture or several, as data URLs.
+    """Body of ``POST /v1/agent``: a question about pictures, as data URLs, or about none.
 
+    - ``history``: the exchanges before it, each with the pictures that came with its question.
     - ``samples``: number of votes, at most ``serve.samples``.
     - ``operations``: false answers without pixel operations.
     - ``learn``: false makes no update from this request; ``remember``: false does not store it either, "later" stores it after
@@ -31,7 +42,8 @@ class AgentRequest(StrictModel):
     question_param: ClassVar[str] = "question"
     image_param: ClassVar[str] = "image"
     question: str
-    image: text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])  # type: ignore[valid-type]
+    image: Images = Field(default_factory=list)  # type: ignore[valid-type]
+    history: list[EarlierQuestion] = Field(default_factory=list, max_length=MAX_EXCHANGES)
     samples: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -43,9 +55,20 @@ class AgentRequest(StrictModel):
     cache: bool | None = None
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
-    def question_and_images(self) -> tuple[str, list[str]]:
-        """The question and its picture URLs as sent."""
-        return self.question.strip(), [self.image] if isinstance(self.image, str) else list(self.image)
+    def asked(self) -> Asked:
+        """The question with its pictures and the conversation before it."""
+        asked = Asked(self.question.strip())
+        for earlier in self.history:
+            first = len(asked.images)
+            asked.images += _urls(earlier.image)
+            names = [f"img{number}" for number in range(first, len(asked.images))]
+            asked.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=names))
+        asked.images += _urls(self.image)
+        return asked
+
+
+def _urls(image: str | list[str]) -> list[str]:
+    return [image] if isinstance(image, str) else image
 
 
 class AgentReply(BaseModel):

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
-from pixelis.records import Trajectory, Verdict, new_id
+from pixelis.records import Exchange, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
-from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
+from pixelis.serve.protocol.question import MAX_EXCHANGES, MAX_PARTS, Asked, agent_query, model_name, reply_cache_key, sse_event
 
 IGNORED = {
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -77,13 +77,32 @@ class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
 
+    def text_and_images(self, param: str) -> tuple[str, list[str]]:
+        """The text of all parts and the picture URLs; ``param`` names the message. ApiError 400 for a part without content."""
+        parts = [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+        texts, images = list[str](), list[str]()
+        for j, part in enumerate(parts):
+            place = f"{param}.content[{j}]"
+            if part.type == "text":
+                if part.text is None:
+                    raise ApiError(400, "a text part needs `text`", "invalid_value", place)
+                texts.append(part.text.strip())
+            elif part.image_url is None:
+                raise ApiError(400, "a part of type `image_url` needs `image_url`", "invalid_value", place)
+            elif self.role != "user":
+                message = f"pictures belong in a user message, not in a {self.role} message"
+                raise ApiError(400, message, "invalid_value", place)
+            else:
+                images.append(part.image_url.url)
+        return "\n".join(filter(None, texts)), images
+
 
 class StreamOptions(LenientModel):
     include_usage: bool = False
 
 
 class ChatRequest(BaseModel):
-    """Body of ``POST /v1/chat/completions``: one user message with text and pictures, after optional system messages.
+    """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system messages and exchanges.
 
     Fields that would change the reply but are not supported (``n`` above 1, ``tools``, ``stop``, ``top_k``, ...) are errors, and
     so are unknown ones.
@@ -94,7 +113,7 @@ class ChatRequest(BaseModel):
     question_param: ClassVar[str] = "messages"
     image_param: ClassVar[str] = "messages"
     model: str
-    messages: list[Message] = Field(min_length=1, max_length=64)
+    messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     max_tokens: int | None = Field(None, ge=1)
@@ -118,8 +137,8 @@ class ChatRequest(BaseModel):
     response_format: dict[str, Any] | None = None
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
-    def question_and_images(self) -> tuple[str, list[str]]:
-        """The text of all messages, and the picture URLs as sent.
+    def asked(self) -> Asked:
+        """The question with its pictures and the conversation before it.
 
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
         """
@@ -146,30 +165,38 @@ class ChatRequest(BaseModel):
             if present:
                 name = name[:100]
                 raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
-        roles = [m.role for m in self.messages]
-        if roles.count("user") != 1 or roles[-1] != "user" or not set(roles) <= {"system", "developer", "user"}:
-            text = "`messages` must be one user message after optional system messages: conversations are not supported"
-            raise ApiError(400, text, "unsupported_conversation", "messages")
-        texts: list[str] = []
-        images: list[str] = []
+        return self._conversation()
+
+    def _conversation(self) -> Asked:
+        """Messages of one user in a row are one question; system messages precede the first one."""
+        asked, texts, media = Asked(""), list[str](), list[str]()
         for i, message in enumerate(self.messages):
-            parts = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content or []
-            for j, part in enumerate(parts):
-                param = f"messages[{i}].content[{j}]"
-                if part.type == "text":
-                    if part.text is None:
-                        raise ApiError(400, "a text part needs `text`", "invalid_value", param)
-                    if message.role == "user" or not _BLAND.fullmatch(part.text.strip()):
-                        texts.append(part.text)
-                elif part.image_url is None:
-                    raise ApiError(400, "a part of type `image_url` needs `image_url`", "invalid_value", param)
-                elif message.role != "user":
-                    raise ApiError(
-                        400, f"pictures belong in the user message, not in a {message.role} message", "invalid_value", param
-                    )
-                else:
-                    images.append(part.image_url.url)
-        return "\n".join(t.strip() for t in texts if t.strip()), images
+            if message.role not in ("system", "developer", "user", "assistant"):
+                raise _unsupported(f"`messages[{i}]` is a {message.role} message: the agent executes its operations itself")
+            text, images = message.text_and_images(f"messages[{i}]")
+            if message.role in ("system", "developer"):
+                if any(earlier.role in ("user", "assistant") for earlier in self.messages[:i]):
+                    raise _unsupported(f"`messages[{i}]`: system messages precede the first question")
+                text = "" if _BLAND.fullmatch(text) else text
+            elif message.role == "assistant":
+                if i == 0 or self.messages[i - 1].role != "user":
+                    raise _unsupported(f"`messages[{i}]` is an answer without a question: user and assistant messages alternate")
+                if not text:
+                    raise _unsupported(f"`messages[{i}]` is an answer without text")
+                asked.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
+                texts, media = [], []
+                continue
+            texts += [text] if text else []
+            media += [f"img{len(asked.images) + n}" for n in range(len(images))]
+            asked.images += images
+        if self.messages[-1].role != "user":
+            raise _unsupported("the last of `messages` must be a user message: the question")
+        asked.question = "\n".join(texts)
+        return asked
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(400, message, "unsupported_conversation", "messages")
 
 
 class Usage(BaseModel):

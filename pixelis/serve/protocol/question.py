@@ -7,11 +7,13 @@ import json
 import re
 import secrets
 import unicodedata
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
+from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
 from pixelis.serve.cache import key_of
@@ -20,11 +22,25 @@ from pixelis.serve.protocol.errors import ApiError
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
 MAX_PARTS = 256
+MAX_EXCHANGES = 32
+"""Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that show nothing."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question as sent: its text, the picture URLs of the whole conversation in order, and the exchanges before it.
+
+    The n-th picture has the id ``img{n}``; those that no exchange names came with the question.
+    """
+
+    question: str
+    images: list[str] = field(default_factory=list)
+    history: list[Exchange] = field(default_factory=list)
 
 
 class QuestionBody(Protocol):
@@ -36,7 +52,7 @@ class QuestionBody(Protocol):
     seed: int | None
     user: str | None
 
-    def question_and_images(self) -> tuple[str, list[str]]: ...
+    def asked(self) -> Asked: ...
 
 
 class ReplyFormat(Protocol):
@@ -86,9 +102,10 @@ def agent_query(
     top_p: float | None = None,
 ) -> AgentQuery:
     """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
-    question, images = body.question_and_images()
-    check_question(question, config.serve.max_question_chars, body.question_param)
-    check_images(images, config.dialogue.max_images, body.image_param)
+    asked = body.asked()
+    for text in [*(text for e in asked.history for text in (e.question, e.answer)), asked.question]:
+        check_question(text, config.serve.max_question_chars, body.question_param)
+    check_images(asked.images, config.dialogue.max_images, body.image_param)
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
     top_p = default.top_p if top_p is None else top_p
@@ -97,13 +114,14 @@ def agent_query(
     # The learner expects log-probs of the configured sampling distribution: answers sampled differently are not learnt from.
     on_policy = (temperature, top_p, tokens) == (default.temperature, default.top_p, max_turn_tokens)
     return AgentQuery(
-        question=question,
-        images=images,
+        question=asked.question,
+        images=asked.images,
+        history=asked.history,
         samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
         sampling=SamplingParams(temperature, top_p, tokens, seed),
-        operations=operations and bool(config.toolbox.operations),
+        operations=operations and bool(config.toolbox.operations and asked.images),
         max_turns=max_turns or config.dialogue.max_turns_test,
-        learn=learn and bool(remember) and on_policy and operations,
+        learn=learn and bool(remember) and on_policy and operations and bool(asked.images),
         remember=remember,
         user=body.user or None,
     )
@@ -122,6 +140,7 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
         {
             "route": route,
             "question": query.question,
+            "history": [exchange.model_dump() for exchange in query.history],
             "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images],
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
@@ -149,12 +168,10 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
 
 
 def check_images(urls: list[str], max_images: int, param: str = "image") -> list[str]:
-    """Return ``urls``. Raises ApiError 400 unless they are 1 to ``max_images`` base64 data URLs of raster images.
+    """Return ``urls``. Raises ApiError 400 unless they are at most ``max_images`` base64 data URLs of raster images.
 
     Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
     """
-    if not urls:
-        raise ApiError(400, "no picture: send one as a data URL (data:image/png;base64,...)", "no_image", param)
     if len(urls) > max_images:
         raise ApiError(400, f"{len(urls)} pictures; at most {max_images} are allowed", "too_many_images", param)
     for i, url in enumerate(urls):
