@@ -23,6 +23,8 @@ class ServeConfig(Section):
     max_request_pixels: int = Field(
         100_000_000, ge=1, description="maximum number of pixels of all pictures of a request, checked before decoding"
     )
+    max_video_seconds: float = Field(120.0, gt=0, description="maximum duration of a clip in a request")
+    max_video_frames: int = Field(3600, ge=1, description="maximum number of frames of a clip in a request")
     max_decoded_bytes: int = Field(
         600_000_000,
         ge=1,

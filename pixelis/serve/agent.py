@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import numpy as np
 import ray
@@ -22,7 +22,9 @@ from pixelis.config import Config
 from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
 from pixelis.operations.image import image_pixels, load_image
+from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
+from pixelis.operations.video import Clip, clip_pixels, open_clip
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
@@ -50,6 +52,8 @@ class Agent:
         self.after_reply = AfterReply(config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts)
         self.decoding = asyncio.Semaphore(2)
         self.decoded_bytes_since_trim = 0
+        caps = {name: getattr(config.serve, name) for name in ("max_video_seconds", "max_video_frames")}
+        self.clip_caps = config.toolbox.model_copy(update=caps)
         self.version: int | None = None
 
     async def ready(self, timeout_s: float) -> None:
@@ -59,16 +63,17 @@ class Agent:
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
     async def decoded_bytes(self, query: AgentQuery) -> int:
-        """Size of the decoded pictures of a query, from their headers. Raises BadImage for pictures outside the caps."""
-        return await asyncio.to_thread(self._decoded_bytes, query.images)
+        """Size of the decoded pictures and clips of a query, from their headers. Raises BadImage for those outside the caps."""
+        return await asyncio.to_thread(self._decoded_bytes, query)
 
-    def _decoded_bytes(self, urls: Sequence[str]) -> int:
-        caps, limit = self.config.toolbox, self.config.serve.max_request_pixels
-        pixels = sum(image_pixels(url, caps.max_image_bytes, caps.max_image_pixels) for url in urls)
+    def _decoded_bytes(self, query: AgentQuery) -> int:
+        caps, limit, frames = self.clip_caps, self.config.serve.max_request_pixels, self.config.dialogue.frames
+        pixels = sum(image_pixels(url, caps.max_image_bytes, caps.max_image_pixels) for url in query.images)
+        pixels += sum(frames * clip_pixels(url, caps) for url in query.clips)
         if pixels > limit:
             message = f"the pictures of the request have {pixels} pixels, more than {limit}"
             raise BadImage(message, code="image_too_many_pixels", fix="send fewer or smaller pictures")
-        return 3 * pixels
+        return 3 * pixels + sum(map(len, query.clips))
 
     async def decode(self, query: AgentQuery) -> Pictures:
         """Decode the pictures of a query. Raises BadImage for damaged pictures and those outside the caps."""
@@ -78,9 +83,17 @@ class Agent:
 
     def _decode_all(self, query: AgentQuery) -> Pictures:
         decoded = [self._decode(f"img{number}", url, query.operations) for number, url in enumerate(query.images)]
-        full = {media.id: picture for media, picture, _ in decoded}
-        self.decoded_bytes_since_trim += sum(picture.nbytes for picture in full.values())
-        return Pictures([media for media, *_ in decoded], [ray.put(full)] if full else [], [view for *_, view in decoded])
+        full: dict[str, np.ndarray | Clip] = {media.id: picture for media, picture, _ in decoded}
+        media, views = [media for media, *_ in decoded], [view for *_, view in decoded]
+        clips = {f"vid{number}": open_clip(url, self.clip_caps) for number, url in enumerate(query.clips)}
+        media += [
+            Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
+            for name, clip in clips.items()
+        ]
+        views += first_look(clips, self.config.dialogue, 1)[1]
+        full |= clips
+        self.decoded_bytes_since_trim += sum(picture.nbytes for _, picture, _ in decoded) + sum(view.nbytes for view in views)
+        return Pictures(media, [ray.put(full)] if full else [], views)
 
     def _decode(self, name: str, url: str, operations: bool) -> tuple[Media, np.ndarray, np.ndarray]:
         """``operations`` false decodes no more than the policy's view needs, where the format allows it."""

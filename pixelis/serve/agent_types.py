@@ -14,7 +14,7 @@ from pixelis.records import Exchange, Group, ImageView, Media, Neighbour, Record
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
-    """A validated question. ``images`` are data URLs; their ids, ``img0``, ``img1``, ..., are those that ``history`` names.
+    """A validated question. ``images`` and ``clips`` are data URLs; ``history`` names them by id (``img0``, ``vid0``, ...).
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
     ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped.
@@ -28,6 +28,7 @@ class AgentQuery:
     max_turns: int = 1
     learn: bool = True
     remember: bool | Literal["later"] = True
+    clips: list[str] = field(default_factory=list)
     history: list[Exchange] = field(default_factory=list)
     user: str | None = None
     voter: str = ""
@@ -35,10 +36,11 @@ class AgentQuery:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """The decoded pictures of a request.
+    """The decoded pictures and opened clips of a request.
 
-    ``full`` is empty or holds one object reference to {media id: uint8 [H, W, 3]}; inside a list, Ray passes the reference on
-    instead of the pictures. ``views`` are shrunk to the pixel budget of the policy.
+    ``full`` is empty or holds one object reference to {media id: uint8 [H, W, 3] or Clip}; inside a list, Ray passes the
+    reference on instead of the pictures. ``views``, of pictures and of some frames of each clip, are shrunk to the pixel budget
+    of the policy.
     """
 
     media: list[Media]

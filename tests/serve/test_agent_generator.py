@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,19 @@ from typing import Any
 
 import pytest
 import ray
+from clips import encode, footage
 from ray.actor import ActorHandle
 from scripted import picture_url
 
 from pixelis.actors.generator import Generator
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import load
+from pixelis.datasets.cards import VIEW_MULTIPLE
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import Exchange, Group, Media, Question
+from pixelis.errors import BadImage
+from pixelis.records import Action, Exchange, Group, Media, Observation, Question
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.backends import Backends
@@ -108,6 +113,40 @@ def test_conversations_and_questions_without_pictures_are_answered(generator: Ac
     assert sum(len(turn.tokens) for turn in turns[:2]) > len(alone.winner.turns[0].tokens)
     assert blind.group.question.media == []
     assert blind.winner.policy_turns
+
+
+def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHandle) -> None:
+    url = "data:video/mp4;base64," + base64.b64encode(encode(footage(count=24))).decode()
+
+    async def ask() -> tuple[Answer, tuple[Observation, list[Any]]]:
+        config = load(None, OVERRIDES)
+        agent = Agent(config, Backends(("streaming-generator",), "pixelis"))
+        query = AgentQuery("What moves?", [], 2, SamplingParams(1.0, seed=1), max_turns=2, clips=[url])
+        assert 3 * 160 * 96 * config.dialogue.frames < await agent.decoded_bytes(query) < 10_000_000
+        pictures = await agent.decode(query)
+        answer = await agent.answer(query, pictures)
+        pool = ToolboxPool(config, VIEW_MULTIPLE, "thousand")
+        try:
+            opened, (images, _) = await pool.open(pictures.media, *pictures.full)
+            action = Action(op="select_frames", target="vid0", arguments={"frames": [3, 20]})
+            return answer, await pool.bound(opened).execute(action, images, {})
+        finally:
+            pool.close()
+
+    answer, (observation, views) = asyncio.run(asyncio.wait_for(ask(), 90))
+    frames = [image for image in answer.winner.images if image.parent == "vid0"]
+    assert [frame.id for frame in frames[:2]] == ["vid0.0", "vid0.1"]
+    assert answer.group.question.media[0].kind == "video"
+    assert answer.group.question.media[0].uri.startswith("sha256:")
+    assert (observation.status, len(views)) == ("ok", 2), observation.text
+
+
+def test_long_clips_are_refused(ray_cluster: None) -> None:
+    url = "data:video/mp4;base64," + base64.b64encode(encode(footage(count=30))).decode()
+    agent = Agent(load(None, [*OVERRIDES, "serve.max_video_seconds=1"]), Backends(("streaming-generator",), "pixelis"))
+    with pytest.raises(BadImage) as caught:
+        asyncio.run(agent.decode(AgentQuery("What moves?", [], 2, SamplingParams(1.0), clips=[url])))
+    assert caught.value.code == "video_too_long"
 
 
 def test_max_tokens_shortens_turns(generator: ActorHandle) -> None:

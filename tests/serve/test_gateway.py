@@ -88,6 +88,23 @@ def test_a_question_needs_no_picture(client: openai.OpenAI) -> None:
     assert reply.model_extra["pixelis"]["operations"] == 0
 
 
+def test_several_choices_end_before_a_stop(client: openai.OpenAI) -> None:
+    def ask(**options: Any) -> Any:
+        return client.chat.completions.create(
+            model="pixelis-nano", messages=messages("say 7up,8,7up,none", picture_url()), **options
+        )
+
+    reply = ask(n=4, stop="p")
+    assert [c.message.content for c in reply.choices] == ["7u", "8", "7u", None]
+    assert [c.index for c in reply.choices] == [0, 1, 2, 3]
+    assert reply.choices[3].message.refusal
+    assert [c.message.content for c in ask(n=2, temperature=0).choices] == ["7up", "7up"]
+    streamed = [c.choices[0] for c in ask(n=2, stop=["u", "p"], stream=True) if c.choices]
+    assert ["".join(c.delta.content or "" for c in streamed if c.index == n) for n in (0, 1)] == ["7", "8"]
+    with pytest.raises(openai.BadRequestError, match="at most 4"):
+        ask(n=5)
+
+
 def test_no_answer_gives_a_refusal(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="pixelis-nano", messages=messages("say none", picture_url()))
     assert reply.choices[0].message.content is None

@@ -160,9 +160,9 @@ CHAT_FIELDS: dict[str, dict[str, Any]] = {
     "a conversation": {"messages": [{"role": "assistant", "content": "7"}, *messages("q", picture_url())]},
     "an unknown part": {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
     "a url that is no text": {"messages": messages("q", 7)},
-    "two replies": {"n": 2},
+    "nine replies": {"n": 9},
     "tools": {"tools": [{"type": "function"}]},
-    "stops": {"stop": ["x"]},
+    "five stops": {"stop": ["x"] * 5},
     "log-probs": {"logprobs": True, "top_logprobs": 3},
     "a penalty": {"presence_penalty": 1},
     "biased logits": {"logit_bias": {"50256": -100}},
@@ -248,7 +248,7 @@ def test_bad_fields_are_refused_by_name(both: Both, name: str) -> None:
 @pytest.mark.parametrize("name", [*AGENT_FIELDS, *CHAT_FIELDS])
 def test_bad_fields_of_one_route_are_refused(both: Both, name: str) -> None:
     agent_changes, chat_changes = AGENT_FIELDS.get(name), CHAT_FIELDS.get(name)
-    first, second = both({**agent(), **(agent_changes or {"samples": 0})}, {**chat(), **(chat_changes or {"n": 2})})
+    first, second = both({**agent(), **(agent_changes or {"samples": 0})}, {**chat(), **(chat_changes or {"n": 99})})
     check_refused(first if agent_changes else second)
 
 

@@ -22,9 +22,10 @@ from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
 from pixelis.serve.protocol.experiences import FeedbackRequest
 from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
-from pixelis.serve.protocol.question import Asked, agent_query, check_images, check_question, reply_cache_key
+from pixelis.serve.protocol.question import Asked, agent_query, check_data_urls, check_question, reply_cache_key
 
 PICTURE = "data:image/png;base64,AAAA"
+CLIP = "data:video/mp4;base64,AAAA"
 
 
 def chat(**changes: Any) -> bytes:
@@ -63,7 +64,7 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
     ]
     asked = parse_body(ChatRequest, chat(messages=messages)).asked()
     history = [Exchange(question="Be brief.\na frame?", answer="yes", media=["img0"])]
-    assert asked == Asked("Look again.\nwhich digit?", [PICTURE, other], history)
+    assert asked == Asked("Look again.\nwhich digit?", [PICTURE, other], history=history)
     earlier = {"question": " Be brief.\na frame? ", "answer": "yes", "image": PICTURE}
     body = {"question": "Look again.\nwhich digit?", "image": other, "history": [earlier]}
     assert parse_body(AgentRequest, json.dumps(body).encode()).asked() == asked
@@ -104,9 +105,8 @@ def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"n": 2}, "n"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"stop": "x"}, "stop"),
+        ({"stop": ["a"] * 5}, "stop"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
@@ -159,7 +159,7 @@ def test_fields_of_other_servers_are_refused_by_name(changes: dict[str, Any], pa
 @pytest.mark.parametrize(
     ("part", "param", "says"),
     [
-        ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content[0]", "frames of a clip"),
+        ({"type": "video_url", "video_url": "x"}, "messages[0].content[0]", "its `url`"),
         ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0]", "`input_audio`"),
         ({"type": "image_url", "image_url": PICTURE}, "messages[0].content[0]", '{"url": "data:'),
         ({"type": "image_url", "image_url": {"url": 7}}, "messages[0].content[0].image_url.url", "string"),
@@ -314,17 +314,49 @@ def test_invalid_questions_are_refused(text: str, code: str) -> None:
 )
 def test_invalid_picture_addresses_are_refused(url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_images([url], 4)
+        check_data_urls([url], "image", "image")
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
-def test_the_number_of_pictures_is_limited() -> None:
-    assert check_images([PICTURE] * 4, 4)
-    assert check_images([], 4) == []
-    for urls, code in (([PICTURE] * 5, "too_many_images"), ([PICTURE] * 1000, "too_many_images")):
-        with pytest.raises(ApiError) as caught:
-            check_images(urls, 4)
-        assert caught.value.code == code
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("https://example.com/a.mp4", "video_scheme"),
+        ("data:image/png;base64,AAAA", "video_type"),
+        ("data:application/x-mpegurl;base64,AAAA", "video_type"),
+        ("data:video/mp4,AAAA", "video_encoding"),
+    ],
+)
+def test_invalid_clip_addresses_are_refused(url: str, code: str) -> None:
+    body = json.dumps({"question": "q", "video": url}).encode()
+    with pytest.raises(ApiError) as caught:
+        agent_query(load(None, []), parse_body(AgentRequest, body))
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, "video")
+
+
+def test_the_number_of_pictures_and_frames_is_limited() -> None:
+    config = load(None, ["dialogue.max_images=4", "dialogue.frames=3"])
+    for images, clips, allowed in ((4, 0, True), (5, 0, False), (200, 0, False), (1, 1, True), (2, 1, False)):
+        body = json.dumps({"question": "q", "image": [PICTURE] * images, "video": [CLIP] * clips}).encode()
+        request = parse_body(AgentRequest, body)
+        if allowed:
+            assert len(agent_query(config, request).clips) == clips
+        else:
+            with pytest.raises(ApiError, match="at most 4") as caught:
+                agent_query(config, request)
+            assert caught.value.code == "too_many_images"
+
+
+def test_clips_are_sent_as_vllm_takes_them_or_like_sound() -> None:
+    parts = [
+        {"type": "video_url", "video_url": {"url": CLIP}},
+        {"type": "image_url", "image_url": {"url": PICTURE}},
+        {"type": "input_video", "input_video": {"data": "AAAA", "format": "webm"}},
+    ]
+    earlier = [{"role": "user", "content": parts[:2]}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    asked = parse_body(ChatRequest, chat(messages=[*earlier, {"role": "user", "content": [parts[2]]}])).asked()
+    history = [Exchange(question="q", answer="a", media=["img0", "vid0"])]
+    assert asked == Asked("", [PICTURE], [CLIP, "data:video/webm;base64,AAAA"], history)
 
 
 def trajectory() -> Trajectory:

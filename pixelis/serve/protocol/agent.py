@@ -15,7 +15,7 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
 from pixelis.serve.protocol.question import MAX_EXCHANGES, MAX_PARTS, Asked, agent_query, model_name, reply_cache_key, sse_event
 
-Images = text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])
+Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])
 
 
 class EarlierQuestion(StrictModel):
@@ -23,11 +23,12 @@ class EarlierQuestion(StrictModel):
 
     question: str
     answer: str
-    image: Images = Field(default_factory=list)  # type: ignore[valid-type]
+    image: Urls = Field(default_factory=list)  # type: ignore[valid-type]
+    video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
 
 
 class AgentRequest(StrictModel):
-    """Body of ``POST /v1/agent``: a question about pictures, as data URLs, or about none.
+    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs, or about none.
 
     - ``history``: the exchanges before it, each with the pictures that came with its question.
     - ``samples``: number of votes, at most ``serve.samples``.
@@ -41,8 +42,10 @@ class AgentRequest(StrictModel):
 
     question_param: ClassVar[str] = "question"
     image_param: ClassVar[str] = "image"
+    video_param: ClassVar[str] = "video"
     question: str
-    image: Images = Field(default_factory=list)  # type: ignore[valid-type]
+    image: Urls = Field(default_factory=list)  # type: ignore[valid-type]
+    video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
     history: list[EarlierQuestion] = Field(default_factory=list, max_length=MAX_EXCHANGES)
     samples: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -59,16 +62,14 @@ class AgentRequest(StrictModel):
         """The question with its pictures and the conversation before it."""
         asked = Asked(self.question.strip())
         for earlier in self.history:
-            first = len(asked.images)
-            asked.images += _urls(earlier.image)
-            names = [f"img{number}" for number in range(first, len(asked.images))]
-            asked.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=names))
-        asked.images += _urls(self.image)
+            media = asked.attach(_urls(earlier.image), _urls(earlier.video))
+            asked.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media))
+        asked.attach(_urls(self.image), _urls(self.video))
         return asked
 
 
-def _urls(image: str | list[str]) -> list[str]:
-    return [image] if isinstance(image, str) else image
+def _urls(urls: str | list[str]) -> list[str]:
+    return [urls] if isinstance(urls, str) else urls
 
 
 class AgentReply(BaseModel):

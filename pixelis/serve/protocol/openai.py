@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -22,6 +23,7 @@ IGNORED = {
     *("parallel_tool_calls", "tool_choice", "function_call", "priority", "request_id", "cache_salt"),
 }
 """Fields of OpenAI and vLLM without influence on the answer to a request without tools."""
+MAX_STOPS = 4
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 0),
     "min_p": (0,),
@@ -45,17 +47,26 @@ class LenientModel(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class ImageUrl(LenientModel):
+class MediaUrl(LenientModel):
     url: str
     detail: str | None = None
 
 
-class Part(LenientModel):
-    """One part of a message: text or a picture."""
+class InputVideo(LenientModel):
+    """A clip like OpenAI's ``input_audio``: base64 and its format."""
 
-    type: Literal["text", "image_url"]
+    data: str
+    format: Literal["mp4", "webm", "gif"]
+
+
+class Part(LenientModel):
+    """One part of a message: text, a picture or a clip."""
+
+    type: Literal["text", "image_url", "video_url", "input_video"]
     text: str | None = None
-    image_url: ImageUrl | None = None
+    image_url: MediaUrl | None = None
+    video_url: MediaUrl | None = None
+    input_video: InputVideo | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -63,13 +74,13 @@ class Part(LenientModel):
         if not isinstance(part, dict):
             return part
         kind = part.get("type")
-        if isinstance(kind, str) and kind not in ("text", "image_url"):
-            remark = "; send frames of a clip as pictures" if "video" in kind else ""
-            text = "parts of type `{kind}` are not supported: send `text` and `image_url` parts{remark}"
-            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40], "remark": remark})
-        if isinstance(part.get("image_url"), str):
-            text = '`image_url` must be an object with the address as its `url`: {"url": "data:image/png;base64,..."}'
-            raise PydanticCustomError("invalid_value", text)
+        if isinstance(kind, str) and kind not in ("text", "image_url", "video_url", "input_video"):
+            text = "parts of type `{kind}` are not supported: send `text`, `image_url` and `video_url` parts"
+            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
+        for name, example in (("image_url", "image/png"), ("video_url", "video/mp4")):
+            if isinstance(part.get(name), str):
+                text = '`{name}` must be an object with the address as its `url`: {{"url": "data:{example};base64,..."}}'
+                raise PydanticCustomError("invalid_value", text, {"name": name, "example": example})
         return part
 
 
@@ -77,24 +88,30 @@ class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
 
-    def text_and_images(self, param: str) -> tuple[str, list[str]]:
-        """The text of all parts and the picture URLs; ``param`` names the message. ApiError 400 for a part without content."""
+    def content_of(self, param: str) -> tuple[str, list[str], list[str]]:
+        """The text of all parts, the URLs of pictures and those of clips; ``param`` names the message.
+
+        Raises ApiError 400 for a part without content.
+        """
         parts = [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        texts, images = list[str](), list[str]()
+        texts, images, clips = list[str](), list[str](), list[str]()
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
-            if part.type == "text":
-                if part.text is None:
-                    raise ApiError(400, "a text part needs `text`", "invalid_value", place)
+            if getattr(part, part.type) is None:
+                raise ApiError(400, f"a part of type `{part.type}` needs `{part.type}`", "invalid_value", place)
+            if part.text is not None and part.type == "text":
                 texts.append(part.text.strip())
-            elif part.image_url is None:
-                raise ApiError(400, "a part of type `image_url` needs `image_url`", "invalid_value", place)
             elif self.role != "user":
                 message = f"pictures belong in a user message, not in a {self.role} message"
                 raise ApiError(400, message, "invalid_value", place)
-            else:
+            elif part.type == "image_url" and part.image_url is not None:
                 images.append(part.image_url.url)
-        return "\n".join(filter(None, texts)), images
+            elif part.type == "video_url" and part.video_url is not None:
+                clips.append(part.video_url.url)
+            elif part.input_video is not None:
+                kind = "image" if part.input_video.format == "gif" else "video"
+                clips.append(f"data:{kind}/{part.input_video.format};base64,{part.input_video.data}")
+        return "\n".join(filter(None, texts)), images, clips
 
 
 class StreamOptions(LenientModel):
@@ -104,14 +121,15 @@ class StreamOptions(LenientModel):
 class ChatRequest(BaseModel):
     """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system messages and exchanges.
 
-    Fields that would change the reply but are not supported (``n`` above 1, ``tools``, ``stop``, ``top_k``, ...) are errors, and
-    so are unknown ones.
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Fields that would change the
+    reply but are not supported (``tools``, ``top_k``, ...) are errors, and so are unknown ones.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     question_param: ClassVar[str] = "messages"
     image_param: ClassVar[str] = "messages"
+    video_param: ClassVar[str] = "messages"
     model: str
     messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -124,7 +142,7 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
-    stop: str | list[str] | None = None
+    stop: text_or(Annotated[list[str], Field(max_length=MAX_STOPS)]) | None = None  # type: ignore[valid-type]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
@@ -143,10 +161,8 @@ class ChatRequest(BaseModel):
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
         """
         unsupported = {
-            "n": self.n not in (None, 1),
             "tools": bool(self.tools),
             "functions": bool(self.functions),
-            "stop": bool(self.stop),
             "logprobs": bool(self.logprobs),
             "top_logprobs": bool(self.top_logprobs),
             "logit_bias": bool(self.logit_bias),
@@ -173,7 +189,7 @@ class ChatRequest(BaseModel):
         for i, message in enumerate(self.messages):
             if message.role not in ("system", "developer", "user", "assistant"):
                 raise _unsupported(f"`messages[{i}]` is a {message.role} message: the agent executes its operations itself")
-            text, images = message.text_and_images(f"messages[{i}]")
+            text, images, clips = message.content_of(f"messages[{i}]")
             if message.role in ("system", "developer"):
                 if any(earlier.role in ("user", "assistant") for earlier in self.messages[:i]):
                     raise _unsupported(f"`messages[{i}]`: system messages precede the first question")
@@ -187,8 +203,7 @@ class ChatRequest(BaseModel):
                 texts, media = [], []
                 continue
             texts += [text] if text else []
-            media += [f"img{len(asked.images) + n}" for n in range(len(images))]
-            asked.images += images
+            media += asked.attach(images, clips)
         if self.messages[-1].role != "user":
             raise _unsupported("the last of `messages` must be a user message: the question")
         asked.question = "\n".join(texts)
@@ -230,6 +245,18 @@ class Choice(BaseModel):
     logprobs: None = None
     finish_reason: Literal["stop", "length"]
 
+    @classmethod
+    def of(cls, index: int, content: str | None, trajectory: Trajectory, stops: Sequence[str]) -> Choice:
+        """The choice of a sample with the answer ``content``, which ends before the first of ``stops``."""
+        reason, refusal = trajectory.stop_reason.value, None
+        if content is None:
+            refusal = f"no sample reached an answer ({reason})" if index == 0 else f"this sample reached no answer ({reason})"
+        else:
+            content = content[: min((place for stop in stops if (place := content.find(stop)) >= 0), default=None)]
+        truncated = content is None and reason in ("length", "over_turn", "over_context", "over_images")
+        message = ChatMessage(content=content, refusal=refusal)
+        return cls(index=index, message=message, finish_reason="length" if truncated else "stop")
+
 
 class PixelisFields(BaseModel):
     """What OpenAI's format has no field for. ``operations`` is the number of successful pixel operations.
@@ -260,18 +287,19 @@ class ChatCompletion(BaseModel):
     pixelis: PixelisFields
 
     @classmethod
-    def of(cls, model: str, answer: Answer, seconds: float) -> ChatCompletion:
-        """The completion of an answer, after ``seconds``."""
+    def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
+        """The completion of an answer, after ``seconds``: the elected answer and those of ``n`` - 1 other samples.
+
+        Greedy samples are all the same. Each content ends before the first of ``stops``.
+        """
         winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
-        reason, refusal = winner.stop_reason.value, None
-        if verdict.answer is None:
-            refusal = f"no sample reached an answer ({reason})"
-        truncated = verdict.answer is None and reason in ("length", "over_turn", "over_context", "over_images")
-        message = ChatMessage(content=verdict.answer, refusal=refusal)
+        others = [(t.answer, t) for t in answer.group.trajectories if t is not winner]
+        chosen = [(verdict.answer, winner), *others][:n]
+        chosen += [chosen[0]] * (n - len(chosen))
         return cls(
             model=model,
             system_fingerprint=f"policy-{version}",
-            choices=[Choice(message=message, finish_reason="length" if truncated else "stop")],
+            choices=[Choice.of(index, content, t, stops) for index, (content, t) in enumerate(chosen)],
             usage=Usage.of(answer.group.trajectories),
             pixelis=PixelisFields(
                 confidence=verdict.confidence,
@@ -299,14 +327,19 @@ class ChatFormat:
         self.stream = bool(request.stream)
         self.include_usage = request.stream_options is not None and request.stream_options.include_usage
         max_tokens = request.max_completion_tokens or request.max_tokens
+        self.n, stop = request.n or 1, request.stop or []
+        if self.n > config.serve.samples:
+            raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
+        self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p)
-        self.cache_key = reply_cache_key("/v1/chat/completions", self.query, request.seed)
+        self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops}", self.query, request.seed)
         self.chunk: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
         self.chunk |= {"model": self.model, "system_fingerprint": None}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         """A ChatCompletion."""
-        return ChatCompletion.of(self.model, answer, time.monotonic() - self.started).model_dump(mode="json")
+        seconds = time.monotonic() - self.started
+        return ChatCompletion.of(self.model, answer, seconds, self.n, self.stops).model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
         """The cached completion with this request's id and times."""
@@ -322,11 +355,17 @@ class ChatFormat:
         return sse_event(self._chunk({}) | {"pixelis": {"event": event.model_dump(mode="json")}})
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        """The answer, the finish reason, and usage if requested."""
+        """The answers, the finish reasons, and usage if requested."""
         self.chunk["system_fingerprint"] = reply["system_fingerprint"]
-        choice = reply["choices"][0]
-        delta = {k: v for k, v in choice["message"].items() if k != "role" and v is not None}
-        chunks = [self._chunk(delta), self._chunk({}, choice["finish_reason"]) | {"pixelis": reply["pixelis"]}]
+        chunks = []
+        for choice in reply["choices"]:
+            role = {"role": "assistant"} if choice["index"] else {}  # the first choice has begun with the stream
+            delta = {k: v for k, v in choice["message"].items() if k != "role" and v is not None}
+            chunks += [
+                self._chunk(role | delta, index=choice["index"]),
+                self._chunk({}, choice["finish_reason"], choice["index"]),
+            ]
+        chunks[-1] |= {"pixelis": reply["pixelis"]}
         if self.include_usage:
             chunks.append({**self.chunk, "choices": [], "usage": reply["usage"]})
         return [*map(sse_event, chunks), "data: [DONE]\n\n"]
@@ -335,8 +374,8 @@ class ChatFormat:
         """A chunk that is an error body, which the official client raises."""
         return sse_event(error.body())
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return {**self.chunk, "choices": [choice]}
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -21,6 +22,7 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
+VIDEO_TYPES = ("video/mp4", "video/webm", "video/quicktime", "video/x-matroska", "image/gif")
 MAX_PARTS = 256
 MAX_EXCHANGES = 32
 """Longest history of a question."""
@@ -33,21 +35,32 @@ _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 @dataclass(slots=True)
 class Asked:
-    """A question as sent: its text, the picture URLs of the whole conversation in order, and the exchanges before it.
+    """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges before it.
 
-    The n-th picture has the id ``img{n}``; those that no exchange names came with the question.
+    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question.
     """
 
     question: str
     images: list[str] = field(default_factory=list)
+    clips: list[str] = field(default_factory=list)
     history: list[Exchange] = field(default_factory=list)
+
+    def attach(self, images: Sequence[str], clips: Sequence[str]) -> list[str]:
+        """Add pictures and clips; returns their ids."""
+        ids = [f"img{len(self.images) + n}" for n in range(len(images))] + [
+            f"vid{len(self.clips) + n}" for n in range(len(clips))
+        ]
+        self.images += images
+        self.clips += clips
+        return ids
 
 
 class QuestionBody(Protocol):
-    """The fields that ChatRequest and AgentRequest share. The two class variables name fields in error messages."""
+    """The fields that ChatRequest and AgentRequest share. The class variables name fields in error messages."""
 
     question_param: ClassVar[str]
     image_param: ClassVar[str]
+    video_param: ClassVar[str]
     temperature: float | None
     seed: int | None
     user: str | None
@@ -105,7 +118,13 @@ def agent_query(
     asked = body.asked()
     for text in [*(text for e in asked.history for text in (e.question, e.answer)), asked.question]:
         check_question(text, config.serve.max_question_chars, body.question_param)
-    check_images(asked.images, config.dialogue.max_images, body.image_param)
+    shown = len(asked.images) + len(asked.clips) * config.dialogue.frames
+    if shown > (most := config.dialogue.max_images):
+        frames = f", with {config.dialogue.frames} frames of each clip" if asked.clips else ""
+        message = f"{shown} pictures{frames}; at most {most} are allowed"
+        raise ApiError(400, message, "too_many_images", body.image_param)
+    check_data_urls(asked.images, "image", body.image_param)
+    check_data_urls(asked.clips, "video", body.video_param)
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
     top_p = default.top_p if top_p is None else top_p
@@ -116,12 +135,13 @@ def agent_query(
     return AgentQuery(
         question=asked.question,
         images=asked.images,
+        clips=asked.clips,
         history=asked.history,
         samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
         sampling=SamplingParams(temperature, top_p, tokens, seed),
-        operations=operations and bool(config.toolbox.operations and asked.images),
+        operations=operations and bool(config.toolbox.operations and (asked.images or asked.clips)),
         max_turns=max_turns or config.dialogue.max_turns_test,
-        learn=learn and bool(remember) and on_policy and operations and bool(asked.images),
+        learn=learn and bool(remember) and on_policy and operations and bool(asked.images or asked.clips),
         remember=remember,
         user=body.user or None,
     )
@@ -141,7 +161,7 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "route": route,
             "question": query.question,
             "history": [exchange.model_dump() for exchange in query.history],
-            "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images],
+            "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images + query.clips],
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
             "user": query.user,
@@ -167,26 +187,24 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
     return text
 
 
-def check_images(urls: list[str], max_images: int, param: str = "image") -> list[str]:
-    """Return ``urls``. Raises ApiError 400 unless they are at most ``max_images`` base64 data URLs of raster images.
+def check_data_urls(urls: Sequence[str], kind: Literal["image", "video"], param: str) -> None:
+    """Raises ApiError 400 unless all ``urls`` are base64 data URLs of raster images or of clips.
 
     Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
     """
-    if len(urls) > max_images:
-        raise ApiError(400, f"{len(urls)} pictures; at most {max_images} are allowed", "too_many_images", param)
+    noun, types = ("picture", IMAGE_TYPES) if kind == "image" else ("clip", VIDEO_TYPES)
     for i, url in enumerate(urls):
-        subject = "the picture" if len(urls) == 1 else f"picture {i + 1}"
+        subject = f"the {noun}" if len(urls) == 1 else f"{noun} {i + 1}"
         head = _DATA_URL.match(url[:200])
         if head is None:
             scheme = url[:200].partition(":")[0].lower() if ":" in url[:200] else ""
             remark = f" (`{scheme}:` is never fetched)" if scheme.isalpha() and len(scheme) < 12 else ""
-            message = f"{subject} must be a data URL such as data:image/png;base64,...{remark}"
-            raise ApiError(400, message, "image_scheme", param)
-        if head.group(1).lower() not in IMAGE_TYPES:
-            raise ApiError(400, f"{subject} must be one of {', '.join(IMAGE_TYPES)}", "image_type", param)
+            message = f"{subject} must be a data URL such as data:{types[0]};base64,...{remark}"
+            raise ApiError(400, message, f"{kind}_scheme", param)
+        if head.group(1).lower() not in types:
+            raise ApiError(400, f"{subject} must be one of {', '.join(types)}", f"{kind}_type", param)
         if not head.group(2).lower().endswith(";base64"):
-            raise ApiError(400, f"the data URL of {subject} must be base64", "image_encoding", param)
-    return urls
+            raise ApiError(400, f"the data URL of {subject} must be base64", f"{kind}_encoding", param)
 
 
 def sse_event(data: dict[str, Any], name: str | None = None) -> str:
