@@ -102,9 +102,7 @@ class Renderer:
             turns.append(self._asked(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"]))
         return [*turns, self._asked(question.question, views, bool(offered), instruct, [])]
 
-    def _asked(
-        self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
-    ) -> Turn:
+    def _asked(self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
         text = "\n".join(filter(None, ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer))))
         tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n", *answer])
