@@ -15,7 +15,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -358,17 +358,19 @@ class Coordinator:
         config = self.config
         async with self.evaluating:
             try:
-                request = (config.data.evaluate, config.evaluate.questions, version, config.evaluate.operations)
-                groups, views = await self.evaluate(*request, share=EVALUATION_SHARE)
+                request = (config.evaluate.questions, version, config.evaluate.operations)
+                sets = config.evaluate.sets or {"": config.data.evaluate}
+                results = {name: await self.evaluate(source, *request, share=EVALUATION_SHARE) for name, source in sets.items()}
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write("alarm", step=step, text=f"the evaluation failed: {cause}")
                 return
-            summary = summarise(groups)
-            metrics = {f"evaluate/{key}": summary[key] for key in EVALUATION_METRICS if summary[key] is not None}
+            summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
+            metrics = _evaluation_metrics(summaries)
             self.log.write("evaluation", step=step, version=version, **metrics)
             self.pending_metrics |= {**metrics, "evaluate/step": float(step)}
-            if (page := report.sample(config, step, summary, groups, views)) is not None:
+            name, (groups, views) = next(iter(results.items()))
+            if (page := report.sample(config, step, summaries[name], groups, views)) is not None:
                 await asyncio.gather(page, return_exceptions=True)  # a Ray task ends with its caller
 
     async def evaluate(
@@ -431,6 +433,16 @@ class Consumed:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}
+
+
+def _evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the sets that have a value, and of several sets the accuracy of each."""
+    metrics: dict[str, float] = {}
+    for key in EVALUATION_METRICS:
+        if values := [summary[key] for summary in summaries.values() if summary[key] is not None]:
+            metrics[f"evaluate/{key}"] = sum(values) / len(values)
+    named = {name: summary["accuracy"] for name, summary in summaries.items() if name and summary["accuracy"] is not None}
+    return metrics | {f"evaluate/accuracy_{name}": accuracy for name, accuracy in named.items()}
 
 
 def _evaluation_set(config: Config, source: str, seed: int | None, count: int) -> list[Question]:

@@ -14,7 +14,8 @@ class EvaluateConfig(Section):
     samples: int = Field(1, ge=1, description="episodes of a question; with more than 1 also avg@k, pass@k and maj@k")
     sets: dict[str, str] = Field(
         {},
-        description="several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and their mean",
+        description="several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and their mean; also the "
+        "evaluations during rft, whose best checkpoint is that of the best mean",
     )
     answers: str | None = Field(
         None, description="file of another model's answers (JSON, JSON lines, Parquet; column `pred` or `model_output`) to score"

@@ -1,4 +1,4 @@
-"""Metrics of several samples per question (avg@k, pass@k, maj@k), and accuracies by tool use, split and task."""
+"""Metrics of several samples per question (avg@k, pass@k, maj@k), and accuracies by tool use, split, task and category."""
 
 from __future__ import annotations
 
@@ -50,20 +50,31 @@ def pass_at(right: int, n: int, k: int) -> float:
 
 
 def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
-    """Accuracy and number of the episodes ``with_operations`` and ``without_operations``, and by ``splits`` and ``tasks``.
+    """Accuracy and number of the episodes with and without operations, and by ``splits``, ``tasks`` and ``categories``.
 
-    An episode with operations has executed one (Mini-o3). Splits and tasks are left out where all questions have the same.
+    An episode with operations has executed one (Mini-o3). The category is ``meta.category``. The last three are left out where
+    all questions have the same.
     """
     episodes = [(group, t) for group in groups for t in group.trajectories]
     result: dict[str, Any] = {
         "with_operations": _accuracy([t for _, t in episodes if t.operations_ok]),
         "without_operations": _accuracy([t for _, t in episodes if not t.operations_ok]),
     }
-    keys: dict[str, Callable[[Group], str]] = {"splits": lambda g: g.question.split, "tasks": lambda g: g.question.task}
+    keys: dict[str, Callable[[Group], str]] = {
+        "splits": lambda g: g.question.split,
+        "tasks": lambda g: g.question.task,
+        "categories": category_of,
+    }
     for name, key in keys.items():
-        if len(names := sorted({key(group) for group in groups})) > 1:
+        if len(names := sorted({key(group) for group in groups} - {""})) > 1:
             result[name] = {value: _accuracy([t for g, t in episodes if key(g) == value]) for value in names}
     return result
+
+
+def category_of(group: Group) -> str:
+    """``meta.category`` of the question, of benchmarks with categories such as V*; empty without."""
+    category = group.question.meta.get("category")
+    return category if isinstance(category, str) else ""
 
 
 def _accuracy(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

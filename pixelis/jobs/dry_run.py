@@ -131,9 +131,10 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
     during_rft = bool(config.rft.evaluate_every or config.rft.evaluate_first)
     if job == "evaluate" or (job == "rft" and during_rft) or (job == "sft" and during_sft):
-        for key, source in {f"evaluate.sets.{k}": v for k, v in config.evaluate.sets.items() if job == "evaluate"}.items():
-            yield key, source, questions
-        if job != "evaluate" or not config.evaluate.sets:
+        sets = config.evaluate.sets if job in ("evaluate", "rft") else {}
+        for name, source in sets.items():
+            yield f"evaluate.sets.{name}", source, questions
+        if not sets:
             yield "data.evaluate", data.evaluate, questions
     if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
         yield "evolution.canary.questions", config.evolution.canary.questions, questions

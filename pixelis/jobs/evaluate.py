@@ -132,6 +132,10 @@ def show(summary: dict[str, Any]) -> None:
     for name in ("with_operations", "without_operations"):
         if (part := summary[name])["n"] and part["n"] < summary["n"]:
             print(f"  {name.replace('_', ' ')}: {part['accuracy']:.3f} on {part['n']}")
+    for part in ("splits", "tasks", "categories"):
+        for value, scores in summary.get(part, {}).items():
+            if scores["n"]:
+                print(f"  {value}: {scores['accuracy']:.3f} on {scores['n']}")
     print(f"  rate of pixel reasoning {summary['rapr']:.3f}, tool errors {summary['tool_error_rate']:.3f}")
 
 

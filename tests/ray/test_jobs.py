@@ -53,6 +53,7 @@ TTRL = [
     *("rft.steps=50", "rft.prompts_per_step=4", "rft.group_size=8", "rft.train_samples=4"),
     # The agreement never rises by 1, so that the run ends as soon as two steps can be compared.
     *("ttrl.samples=4", "ttrl.patience=1", "ttrl.min_gain=1", "evaluate.sampling.temperature=1"),
+    *("evaluate.sets.near=cards:?split=test&seed=7", "evaluate.sets.far=cards:?split=test&seed=7&shift=warm"),
     *("rft.evaluate_every=2", "evaluate.questions=8", "telemetry.tensorboard=true", "telemetry.trajectories=3"),
     *("learner.checkpoint_every=1", "learner.keep=2", "policy_store.keep=2"),
 ]

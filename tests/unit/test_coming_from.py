@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from pixelis.datasets.readers.benchmarks import MVBENCH
 from pixelis.jobs import cli, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,7 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "reward_model": {"style": "rule", "ground_truth": "7"},
         "extra_info": {"split": "train", "index": "AIME-TTT-0"},
     }
+    moving = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "answer": "Up", "start": 0.5, "end": 2}
     vstar = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": "A", "question_id": 0}
     return {
         "PixelReasoner-SFT-Data/release.json": [{"message_list": chat}],
@@ -90,6 +92,7 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "DeepEyes-Datasets-47k/data_0.1.2_visual_toolbox_v2.parquet": [deepeyes("vstar", "visual_toolbox_v2", picture)],
         "DeepEyes-Datasets-47k/data_thinklite_reasoning_acc.parquet": [deepeyes("thinklite_eureka", "", picture)],
         "vstar_bench/test_questions.jsonl": [{**vstar, "category": "direct_attributes"}],
+        **{f"MVBench/json/{task}.json": [moving] for task in MVBENCH},
         "geometry3k/train.parquet": [{"images": [inside], "problem": "<image>Find x.", "answer": "3"}],
         "math12k/train.jsonl": [{"problem": "3 + 4?", "answer": "7"}],
     }
@@ -107,6 +110,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place in ("train_jsons/images/0.png", "benchmarks/image/0.png", "vstar_bench/direct_attributes/a.png"):
         (base / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(base / IMAGE, base / place)
+    for place in MVBENCH.values():
+        (base / "MVBench/video" / place).mkdir(parents=True, exist_ok=True)
     annotation = {"target_object": ["cup"], "bbox": [[10, 10, 20, 20]]}
     (base / "vstar_bench/direct_attributes/a.json").write_text(json.dumps(annotation))
     for name, rows in files((base / IMAGE).read_bytes()).items():

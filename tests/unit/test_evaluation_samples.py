@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pixelis.actors.coordinator import _evaluation_metrics
 from pixelis.config import RewardsConfig, parse
 from pixelis.errors import BadInput
 from pixelis.evaluation import foreign_answers
@@ -76,6 +77,25 @@ def test_accuracy_with_and_without_operations_and_by_split(services):
     assert result["without_operations"] == {"accuracy": pytest.approx(1 / 3), "n": 3}
     assert result["splits"] == {"id": {"accuracy": 0.5, "n": 2}, "ood": {"accuracy": pytest.approx(1 / 3), "n": 3}}
     assert "tasks" not in result
+
+
+def test_accuracy_by_category(services):
+    groups = [group("vstar-a", ["1/2", "3"]), group("vstar-b", ["1/2", "1/2"]), group("vstar-c", [None, "4"])]
+    for g, category in zip(groups, ("direct_attributes", "relative_position", "relative_position"), strict=True):
+        g.question.meta["category"], g.question.task = category, "vstar"
+        for t in g.trajectories:
+            t.turns = [Turn(role="user", text="?"), Turn(role="assistant", text=f"<answer>{t.answer}</answer>")]
+    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    result = breakdown(scored)["categories"]
+    assert result == {"direct_attributes": {"accuracy": 0.5, "n": 2}, "relative_position": {"accuracy": 0.5, "n": 4}}
+
+
+def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
+    summary = {"rapr": 1.0, "tool_error_rate": 0.0, "turns": 2.0}
+    metrics = _evaluation_metrics({"id": {**summary, "accuracy": 0.9}, "ood": {**summary, "accuracy": 0.5}})
+    assert metrics["evaluate/accuracy"] == pytest.approx(0.7)
+    assert (metrics["evaluate/accuracy_id"], metrics["evaluate/accuracy_ood"]) == (0.9, 0.5)
+    assert _evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {f"evaluate/{key}" for key in summary}
 
 
 ROWS = [
