@@ -16,7 +16,7 @@ from two_workers import CASES, LEARNER, SAVED, samples_of
 
 from pixelis.policy import checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def launch(script: str, world: int, out: Path, *arguments: str) -> None:
@@ -29,7 +29,11 @@ def launch(script: str, world: int, out: Path, *arguments: str) -> None:
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
         command = [sys.executable, str(here / script), str(out), folders, *arguments]
         workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [worker.communicate(timeout=280)[0] for worker in workers]
+    try:
+        outputs = [worker.communicate(timeout=840)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
     assert [w.returncode for w in workers] == [0] * world, "\n".join(s[-2500:] for s in outputs)
 
 

@@ -11,7 +11,7 @@ from two_workers import CASES, samples_of
 from world_sizes import NAMES, STEPS
 
 # Two workers, and one that resumes their checkpoint: test_two_workers.py.
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 WORLDS = (4, 3, 2, 1)
 
 
