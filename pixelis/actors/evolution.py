@@ -47,6 +47,8 @@ TASK_COUNTS = (
     "held_out",
 )  # fmt: skip
 """Tasks by outcome, beside those dropped from a full queue and those in review."""
+SAVE_S = 10.0
+"""Seconds between writes of the users in the share window."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -56,7 +58,8 @@ class Evolution:
     ``generators`` serve; ``canary`` is a Generator that does not serve, required with ``evolution.canary.enabled``; ``store`` is
     the PolicyStore. Each is a handle or the actor's name in this namespace; with names, a restart does not depend on the process
     that placed them. ``memory`` are names of shards, ``scoring`` those for ``UpdateScoring``. A restarted actor keeps reviews,
-    approved tasks, audit log, alerts and the promoted version, which are on disk; it loses other tasks and counts.
+    approved tasks, audit log, alerts, the promoted version, the canary's traffic questions and the shares of users, which are on
+    disk; it loses other tasks and counts.
     """
 
     def __init__(
@@ -78,11 +81,12 @@ class Evolution:
             raise BadConfig("the canary has no generator", fix="place one, or set evolution.canary.enabled=false")
         judge = Canary(config, actor_handle(canary)) if e.canary.enabled and canary is not None else None
         router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
-        self.traffic = TrafficQuestions(e.canary)
+        self.traffic = TrafficQuestions(e.canary, Path(config.run.dir) / "versions" / "traffic")
         self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, self.traffic)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
         self.questions = NearQuestions()
+        self.traffic.load(self.questions.group)
         self.rate, self.beta, self.collapse = RateLimit(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
         self.updates_at: deque[float] = deque()
         self.forgotten: deque[str] = deque(maxlen=1000)
@@ -111,6 +115,7 @@ class Evolution:
         await asyncio.shield(self.opening)
 
     async def _start(self) -> None:
+        self.queue.restore_shares()
         await self.promotion.open()
         await self._drop_withdrawn()
         for task, views in await self.review_queue.approved():
@@ -123,6 +128,7 @@ class Evolution:
         loops = [
             self.monitor.run(),
             repeat(e.canary.watch_s, self.check_served, "checking the served version failed"),
+            repeat(SAVE_S, self.queue.save_shares, "saving the shares of users failed"),
             repeat(due_s, self._approve_due, "approving due reviews failed"),
         ]
         self.background = [asyncio.create_task(loop) for loop in loops]
@@ -171,6 +177,7 @@ class Evolution:
             )
         ):
             self.counts["held_out"] += 1
+            await asyncio.to_thread(self.traffic.save)
             return True
         if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
             return await self._push(task, arrays, group)
@@ -217,6 +224,7 @@ class Evolution:
         held_out = next((item for item in self.traffic.items if item.experience_id == experience_id), None)
         if held_out is not None and contradicts((held_out.question.answers or [""])[0]):
             self.traffic.forget([experience_id])
+            await asyncio.to_thread(self.traffic.save)
 
         async with self.changed:
             removed = self.queue.remove(wrong)
@@ -231,7 +239,9 @@ class Evolution:
         self.forgotten.extend(ids - {""})
         async with self.changed:
             removed = self.queue.remove(lambda item: item.task.experience_id in ids)
-        return len(removed) + self.traffic.forget(experience_ids) + await self.review_queue.forget(experience_ids)
+        held_out = self.traffic.forget(experience_ids)
+        await asyncio.to_thread(self.traffic.save)
+        return len(removed) + held_out + await self.review_queue.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
         """Health metrics that only a gateway knows, such as p99_latency and faiss_failure_rate; ``source`` names the gateway."""
@@ -340,6 +350,7 @@ class Evolution:
         await self.review_queue.done(tasks)
         if not skipped:
             self.queue.shares.learnt(sources)
+            await self.queue.save_shares()
         await self.scoring.advance(step)
         promoted = version is not None and await self.candidate(version)
         async with self.changed:
@@ -357,7 +368,9 @@ class Evolution:
         """Judge a published candidate and promote or refuse it; True when it serves now. Does nothing once stopped."""
         if self.stopped:
             return False
-        return await self.promotion.offer(version, asdict(self.queue.shares.published()))
+        shares = self.queue.shares.published()
+        await self.queue.save_shares()
+        return await self.promotion.offer(version, asdict(shares))
 
     def _state(self) -> dict[str, Any]:
         """State for a checkpoint: the version its weights descend from (None: a refused one) and the KL controller."""

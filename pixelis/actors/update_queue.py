@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from pixelis.actors.rollouts import RolloutBatch
 from pixelis.config import Config
+from pixelis.errors import BadConfig
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant
 from pixelis.evolution.updates import as_group, elected
 from pixelis.policy.advantages import assign_advantages
+from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group, Question, UpdateTask
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,6 +55,26 @@ class UpdateQueue:
         self.counts = counts
         self.shares = Shares(config.evolution)
         self.dropped = 0
+        self.file = Path(config.run.dir) / "versions" / "shares.json"
+
+    def restore_shares(self) -> None:
+        """Continue with the shares of an earlier process in this run.dir. Raises BadConfig for a damaged file."""
+        try:
+            self.shares.restore(json.loads(self.file.read_text(encoding="utf-8")), time.monotonic(), time.time())
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadConfig(
+                f"{self.file} cannot be read: {error}", fix="move it away: the caps on users then begin anew"
+            ) from None
+
+    async def save_shares(self) -> None:
+        """Write the shares to disk."""
+        state = self.shares.state(time.monotonic(), time.time())
+        try:
+            await asyncio.to_thread(write_json, self.file, state)
+        except OSError as error:  # without them only a restart is less strict
+            log.warning("the shares of users are not saved: %s", error)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -10,9 +10,9 @@ import math
 import re
 import unicodedata
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -176,6 +176,23 @@ class Shares:
         self.candidate += batch
         self.counted += batch
         self.batches += 1
+
+    def state(self, now: float, wall: float) -> dict[str, Any]:
+        """The state as JSON values; ``wall`` is the time since the epoch at ``now``."""
+        seen = {user: now - at for user, at in self.seen.items()}
+        batches = {"candidate": self.candidate, "counted": self.counted, "batches": self.batches, "cap": self.cap}
+        return {"saved_at": wall, "seen_ago_s": seen, **batches}
+
+    def restore(self, state: Mapping[str, Any], now: float, wall: float) -> None:
+        """Continue from the ``state`` of an earlier process, so that its restart frees no user of a cap."""
+        away = max(0.0, wall - state["saved_at"])
+        self.seen = OrderedDict((user, now - ago - away) for user, ago in state["seen_ago_s"].items())
+        # Groups of questions are numbered anew.
+        self.candidate, self.counted = (
+            [Source(user, f"earlier {question.removeprefix('earlier ')}") for user, question in state[name]]
+            for name in ("candidate", "counted")
+        )
+        self.batches, self.cap = state["batches"], state["cap"]
 
     def published(self) -> LargestShares:
         """The shares of the candidate that was published; the next batch belongs to the next one."""

@@ -1,17 +1,24 @@
 """Traffic-shaped questions of the canary: confident, diverse requests that are held out from learning.
 
 The labelled questions of the canary cover what must not be forgotten; these cover what callers ask. A candidate that contradicts
-the votes that elected their answers, more often than the served version does, was taught by other traffic than theirs. They live
-in memory: a restarted service collects new ones.
+the votes that elected their answers, more often than the served version does, was taught by other traffic than theirs. They are
+stored, so that no restart frees a candidate of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import math
+import os
+import threading
+import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +28,7 @@ from pixelis.evolution.privacy import is_redacted
 from pixelis.evolution.shares import Source
 from pixelis.records import Question, UpdateTask
 
+log = logging.getLogger(__name__)
 MIN_CONFIDENCE = 0.85
 MIN_QUESTIONS = 8
 """With fewer questions candidates are not judged by them."""
@@ -37,11 +45,47 @@ class TrafficQuestion:
 
 
 class TrafficQuestions:
-    """At most ``canary.traffic`` questions, the newest: one of each group of near-identical ones, and few of one user."""
+    """At most ``canary.traffic`` questions, the newest: one of each group of near-identical ones, and few of one user.
 
-    def __init__(self, config: CanaryConfig):
-        self.config = config
+    They are stored in ``folder``, one file each; None stores none.
+    """
+
+    def __init__(self, config: CanaryConfig, folder: Path | None = None):
+        self.config, self.folder = config, folder
         self.items: list[TrafficQuestion] = []
+        self.lock = threading.Lock()
+
+    def load(self, group: Callable[[str, np.ndarray | None], str]) -> None:
+        """Read the stored questions, the oldest first. ``group`` names the group of a question and its first picture.
+
+        A file that cannot be read is left out with a warning.
+        """
+        items = []
+        for file in sorted(self.folder.glob("*.npz") if self.folder else (), key=lambda file: file.stat().st_mtime_ns):
+            try:
+                item = _read(file)
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                log.warning("a question of the canary, %s, cannot be read: %s", file, error)
+                continue
+            name = group(item.question.question, next(iter(item.pictures.values()), None))
+            items.append(replace(item, source=Source(item.source.user, name)))
+        self.items = items[-self.config.traffic :] if self.config.traffic else []
+
+    def save(self) -> None:
+        """Store new questions and delete the files of the others; a disk that refuses is logged."""
+        if self.folder is None:
+            return
+        try:
+            with self.lock:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                current = {_file_name(item): item for item in self.items}
+                stored = {file.name for file in self.folder.glob("*.npz")}
+                for name in stored - current.keys():
+                    (self.folder / name).unlink()
+                for name in current.keys() - stored:
+                    _write(self.folder / name, current[name])
+        except OSError as error:
+            log.warning("the canary's questions of the traffic are not stored: %s", error)
 
     def hold_out(
         self, task: UpdateTask, question: Question, source: Source, views: Mapping[str, Sequence[np.ndarray]], user_cap: float
@@ -81,6 +125,31 @@ def judge_traffic(candidate: Scores, served: Scores, config: CanaryConfig, again
     Their answers are votes, not truths, so that a few changes prove nothing: only a significant fall refuses the candidate.
     """
     return compare(candidate, served, config.model_copy(update={"tolerance": 1.0}), against)
+
+
+def _file_name(item: TrafficQuestion) -> str:
+    return f"{hashlib.sha256(item.question.id.encode()).hexdigest()[:32]}.npz"
+
+
+def _write(path: Path, item: TrafficQuestion) -> None:
+    record = {"question": item.question.model_dump(mode="json"), "user": item.source.user, "experience_id": item.experience_id}
+    arrays: dict[str, Any] = {f"picture_{index}": picture for index, picture in enumerate(item.pictures.values())}
+    aside = path.with_suffix(".aside")
+    with open(aside, "wb") as file:
+        text = json.dumps({**record, "pictures": list(item.pictures)}).encode()
+        np.savez_compressed(file, record=np.frombuffer(text, np.uint8), **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _read(path: Path) -> TrafficQuestion:
+    with np.load(path, allow_pickle=False) as arrays:
+        record = json.loads(arrays["record"].tobytes())
+        pictures = {name: arrays[f"picture_{index}"] for index, name in enumerate(record["pictures"])}
+    return TrafficQuestion(
+        Question.model_validate(record["question"]), pictures, Source(record["user"], ""), record["experience_id"]
+    )
 
 
 def _fraction(task_id: str) -> float:

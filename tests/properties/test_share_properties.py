@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from collections import Counter, deque
@@ -130,3 +131,22 @@ def test_near_identical_questions_are_one_group() -> None:
     other = np.kron(rng.integers(0, 256, (6, 6, 3)), np.ones((40, 40, 1))).astype(np.uint8)
     assert near.group("Which digit is in the red frame?", other) != first
     assert near.group("Which digit?", None) == near.group("which digit", None) != first
+
+
+def test_a_restart_frees_no_user_of_a_cap() -> None:
+    """One caller waits for a restart, after which it would be the only user known."""
+    shares = shares_of(0.25, 1.0, every=2)
+    for user in "abcde":
+        shares.note(user, 0.0)
+    traffic = [Source(user, f"question {user}") for user in "abcd"]
+    shares.learnt([traffic[i] for i in shares.choose(traffic, 4, 4, 10.0)])
+    state = json.loads(json.dumps(shares.state(10.0, 1000.0)))
+    eve = [Source("e", f"other {i}") for i in range(8)]
+    for wall, cap in ((1020.0, 0.25), (900.0, 0.25), (1000.0 + 2 * shares.config.share_window_s, 1.0)):
+        restarted = shares_of(0.25, 1.0, every=2)
+        assert restarted.user_cap(0.0) == 1.0
+        restarted.restore(state, 5.0, wall)
+        assert restarted.user_cap(5.0) == cap
+        if cap < 1:
+            assert not restarted.choose(eve, 2, 4, 5.0)
+            assert restarted.published().tasks == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +50,25 @@ def test_confident_questions_of_several_users_are_held_out_once_each() -> None:
     assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (["7"], 8, (6, 8, 3))
     assert questions.forget([first.experience_id, "other"]) == 1
     assert len(questions.items) == 7
+
+
+def test_questions_outlast_a_restart_and_deleted_ones_do_not(tmp_path: Path) -> None:
+    questions = TrafficQuestions(CONFIG, tmp_path)
+    for number in range(3):
+        assert offer(questions, number, user=f"user{number}", text=f"which {number}?")
+        questions.save()
+    questions.forget(["exp1"])
+    questions.save()
+    (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04 not a file of arrays")
+    restarted = TrafficQuestions(CONFIG, tmp_path)
+    restarted.load(lambda text, picture: f"group of {text} {picture.shape}")
+    assert [item.question for item in restarted.items] == [item.question for item in questions.items]
+    assert [item.source for item in restarted.items] == [Source(f"user{n}", f"group of which {n}? (6, 8, 3)") for n in (0, 2)]
+    assert all((item.pictures["img0"] == 0).all() for item in restarted.items)
+    assert not offer(restarted, 9, group="group of which 2? (6, 8, 3)")  # near-identical to an earlier one
+    restarted.forget(["exp0", "exp2"])
+    restarted.save()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_share_of_the_tasks_is_held_out() -> None:
