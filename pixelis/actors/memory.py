@@ -8,6 +8,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ class MemoryShard:
             )
         share = -(-memory.capacity // memory.shards)
         self.shard = _open(folder / f"shard-{number}-of-{memory.shards}", memory, share)
+        self.upkeep = ThreadPoolExecutor(1, "memory-upkeep")
         self.tags, self.pruned_at, self.published_at = {"shard": str(number)}, 0.0, 0.0
         self._prune()
         self._publish()
@@ -98,11 +100,18 @@ class MemoryShard:
         return len(self.shard), self.shard.refusal, self.shard.damaged
 
     def add(self, entries: list[Entry]) -> list[bool]:
-        self._prune()
         added = self.shard.add(entries)
         count("memory/added", sum(added), self.tags)
-        self._publish()
+        self.upkeep.submit(self._keep_up)  # the caller's reply must not wait: counting reads all experiences
         return added
+
+    def _keep_up(self) -> None:
+        """Prune and publish where due."""
+        try:
+            self._prune()
+            self._publish()
+        except Exception:
+            log.exception("the upkeep of a memory shard failed; it is tried again")
 
     def _publish(self) -> None:
         """Publish the size, at most every PUBLISH_S seconds."""
@@ -169,6 +178,7 @@ class MemoryShard:
 
     def close(self) -> None:
         """Write pending data and release the folder, before the actor is ended on purpose."""
+        self.upkeep.shutdown()
         self.shard.close()
 
 
