@@ -381,6 +381,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     placed.call("step_done", 5, None)
     ray.kill(placed.actor, no_restart=False)
     assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
+    assert placed.call("status")["shares"]["users"] == 1, "a restart frees nobody of a cap"
     placed.call("drain")
     with pytest.raises(InfraFailure, match="the service is ending"):
         placed.call("decide", four, True, "ann")
