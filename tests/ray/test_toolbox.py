@@ -346,6 +346,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.long  # each kind of call by itself: above
 def test_a_thousand_mixed_calls(make: Make) -> None:
     """Run 1,000 calls, 64 at a time; three in a hundred hang, crash or exhaust memory."""
     bench = make(workers=3)
