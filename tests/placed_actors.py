@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -85,6 +86,23 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60, every_s: flo
         assert time.monotonic() - start < timeout_s, f"not within {timeout_s:g} s"
         time.sleep(every_s)
     return time.monotonic() - start
+
+
+def stored_bytes() -> int:
+    """Return all bytes that were ever put into the object store of this node."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    state = get_state_from_address(ray.get_runtime_context().gcs_address)
+    return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
+
+
+def held_bytes() -> int:
+    """Return the bytes of the objects that are in the object store of this node."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    gc.collect()
+    state = get_state_from_address(ray.get_runtime_context().gcs_address)
+    return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
 
 
 def health(generator: Any) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.update_pictures import fetch
 from pixelis.actors.weights import CandidatePublisher, WeightPublisher
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
@@ -226,7 +227,7 @@ class UpdateSource(RolloutSource):
             (ref,) = ray.get(self.weights.store.get.remote(share.restore))
             self.trainer.reset_to(ray.get(ref))
             self.weights.unpublished = 0
-        views = ray.get(share.views)
+        views = fetch(share.views)
         samples = _samples(share.groups, views)
         batch = LearnerBatch(share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True)
         if self.settings.objective == "answer":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ray
 from ray.actor import ActorHandle
@@ -19,8 +19,8 @@ from pixelis.evolution.traffic_questions import TrafficQuestion
 from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
 
-Pictures = Sequence[ray.ObjectRef]
-"""A reference to the decoded pictures of a question by media id, or nothing."""
+Pictures = Mapping[str, ray.ObjectRef]
+"""References to the decoded pictures of a question by media id; empty if they are to be opened."""
 
 
 class Canary:
@@ -34,6 +34,8 @@ class Canary:
         timeout_s, pause_s = config.evolution.canary.timeout_s, config.engine.retry_pause_s
         self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s, pause_s))
         self.questions: list[Question] = []
+        self.traffic: dict[str, Pictures] = {}
+        """Pictures of the traffic questions that were judged last, by question, for the next judgement."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
         self.rewards = config.rewards.model_copy(update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}})
@@ -50,11 +52,16 @@ class Canary:
         the engine rejects.
         """
         await self.ready()
-        return await self._judge(version, [(question, ()) for question in self.questions])
+        return await self._judge(version, [(question, {}) for question in self.questions])
 
     async def judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> dict[str, float | None]:
         """Score of `version` by id of these questions of the traffic; as `judge`."""
-        return await self._judge(version, [(item.question, (ray.put(item.pictures),)) for item in items])
+        stored = self.traffic
+        self.traffic = {
+            item.question.id: stored.get(item.question.id) or {id: ray.put(picture) for id, picture in item.pictures.items()}
+            for item in items
+        }
+        return await self._judge(version, [(item.question, self.traffic[item.question.id]) for item in items])
 
     async def _judge(self, version: int, questions: Sequence[tuple[Question, Pictures]]) -> dict[str, float | None]:
         async with self.lock:
@@ -84,7 +91,7 @@ class Canary:
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
         has_operations = self.config.toolbox.has_tools
         name = f"canary-{version}-{question.id}"
-        request = RolloutRequest(unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures)
+        request = RolloutRequest(unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures, views=False)
         try:
             group = (await self.router.rollout(request)).group
         except (DataFailure, BadInput):

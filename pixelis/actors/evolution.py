@@ -29,6 +29,7 @@ from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.update_pictures import PictureViews, UpdatePictures
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
@@ -85,6 +86,7 @@ class Evolution:
         self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, self.traffic)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
+        self.pictures = UpdatePictures()
         self.questions = NearQuestions()
         self.traffic.load(self.questions.group)
         self.rate, self.beta, self.collapse = RateLimit(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
@@ -120,7 +122,7 @@ class Evolution:
         await self._drop_withdrawn()
         for task, views in await self.review_queue.approved():
             task = await self.scoring.score(task, views, None, None)
-            if not await self._push(task, views, task.question_id, approved=True):
+            if not await self._push(task, await self._hold(views), task.question_id, approved=True):
                 await self.review_queue.done([task])
         await self.monitor.note("start", "evolution", "start", "success", {"version": self.promotion.served})
         e = self.settings
@@ -146,8 +148,8 @@ class Evolution:
         """Queue a task for the learner or for review; ``views`` is ``[reference to {trajectory id: views}]``.
 
         A review needs ``verdict`` and ``question``, which holds no pictures. False when the task is dropped: paused, draining or
-        stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Views are stored again,
-        because an object dies with its owner, here a gateway's replica.
+        stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Pictures that no other task
+        shows are copied into objects of this process, because an object dies with its owner, here a gateway's replica.
         """
         await self._open()
         if cause := self._refusal(task):
@@ -167,6 +169,10 @@ class Evolution:
             self.unusable += 1
             return False
         self.unusable = 0
+        pictures = await self._hold(arrays)
+        if cause := self._refusal(task):  # the state may have changed since
+            self.counts[cause] += 1
+            return False
         self.counts["received"] += 1
         group = self._question_group(task, question, arrays)
         if (
@@ -180,7 +186,7 @@ class Evolution:
             await asyncio.to_thread(self.traffic.save)
             return True
         if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
-            return await self._push(task, arrays, group)
+            return await self._push(task, pictures, group)
         stored = await self.review_queue.put(task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1
         if task.experience_id in self.forgotten:  # forgotten while it was being stored
@@ -201,8 +207,10 @@ class Evolution:
             return task.question_id
         return self.questions.group(question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None))
 
-    async def _push(self, task: UpdateTask, arrays: dict[str, Any], question: str, approved: bool = False) -> bool:
-        views = ray.put(arrays)
+    async def _hold(self, arrays: dict[str, Any]) -> PictureViews:
+        return await asyncio.to_thread(self.pictures.hold, arrays)
+
+    async def _push(self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False) -> bool:
         async with self.changed:
             if cause := self._refusal(task, approved):  # the state may have changed since
                 self.counts[cause] += 1
@@ -480,7 +488,8 @@ class Evolution:
         if approved is not None:
             task, views = approved
             task = await self.scoring.score(task, views, None, None)
-            queued = self.queue.usable(task) and await self._push(task, views, task.question_id, approved=True)
+            pictures = await self._hold(views)
+            queued = self.queue.usable(task) and await self._push(task, pictures, task.question_id, approved=True)
             if not queued:
                 await self.review_queue.done([task])
         state = "approved" if approve else "rejected"

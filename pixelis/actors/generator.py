@@ -168,7 +168,7 @@ class Generator:
             for _ in range(request.samples):
                 sessions.append(await self.engine.open(request.group_id))
             version = self.engine.version
-            opened, (images, views) = await self.tools.open(question.media, *request.pictures)
+            opened, (images, views) = await self.tools.open(question.media, request.pictures)
             if request.operations and environment_of(question, self.renderer.environments) is not None:
                 environments += [self.tools.environment(opened, question) for _ in sessions]
             tools = self.tools.bound(opened) if request.operations else None
@@ -204,4 +204,4 @@ class Generator:
         count("engine/groups", tags=tags)
         count("engine/episodes", len(trajectories), tags)
         count("engine/tokens", sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy), tags)
-        return group, {e.trajectory.id: e.views for e in episodes}
+        return group, {e.trajectory.id: e.views for e in episodes} if request.views else {}

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +35,8 @@ POLL_S = 0.05
 class RolloutRequest:
     """`samples` episodes of a question.
 
-    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: the reference to the
-    question's images by id, uint8 [H, W, 3], if they are decoded already.
+    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references to the
+    question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views.
     """
 
     question: Question
@@ -45,7 +45,8 @@ class RolloutRequest:
     sampling: SamplingParams
     operations: bool = True
     max_turns: int | None = None
-    pictures: Sequence[ray.ObjectRef] = ()
+    pictures: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
+    views: bool = True
 
 
 @dataclass(frozen=True, slots=True)

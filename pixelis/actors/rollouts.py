@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import unwrap_ray_error
@@ -32,7 +31,7 @@ from pixelis.records import Group, Question
 
 @dataclass
 class RolloutBatch:
-    """A learner batch: groups with advantages, and a reference to the views of each.
+    """A learner batch: groups with advantages, and a reference to the views of each, or to each view of an update task.
 
     ``numbers`` are those of the batch's questions; ``state`` is the resume state after it; ``options`` are passed to the
     optimizer step, which starts from the weights of version ``restore`` if that is set.
@@ -40,7 +39,7 @@ class RolloutBatch:
 
     step: int
     groups: list[Group] = field(default_factory=list)
-    views: list[ray.ObjectRef] = field(default_factory=list)
+    views: list[Any] = field(default_factory=list)
     greedy: list[float | None] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     state: dict = field(default_factory=dict)

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ LINUX = sys.platform == "linux"
 
 @dataclass(slots=True)
 class Call:
-    """An operation of an episode. group: index of its images among the arguments of `Toolbox.execute`.
+    """An operation of an episode. media: index of each medium among the arguments of `Toolbox.execute`, by id.
 
     episode: id of the episode whose environment carries out the action; with a question, the environment starts.
     """
@@ -62,7 +62,7 @@ class Call:
     action: Action
     images: list[ImageView]
     objects: Objects
-    group: int = 0
+    media: dict[str, int] = field(default_factory=dict)
     episode: str | None = None
     question: Question | None = None
 
@@ -95,34 +95,39 @@ class Toolbox:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
-        """The full-resolution images of each question as a separate return value, and a list as the last one.
+        """Each medium at full resolution as a separate return value, question by question, and a list as the last one.
 
         The list has (initial views, content hash of each medium by id) for each question, or a BadImage if it cannot be decoded.
+        An initial view is None where it is the picture itself, which must not be stored twice.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)
-        return *opened, list(results)
+        return *(item for pictures in opened for item in pictures), list(results)
 
-    def _open(self, media: list[Media]) -> tuple[Pictures | None, tuple[InitialViews, dict[str, str]] | PixelisError]:
+    def _open(self, media: list[Media]) -> tuple[list[Any], tuple[Any, dict[str, str]] | PixelisError]:
         try:
             opened = {item.id: open_media(item, self.config.toolbox) for item in media}
-            initial = first_look(opened, self.config.dialogue, self.multiple)
-            return opened, (initial, {item.id: _content_hash(item, opened[item.id]) for item in media})
+            images, views = first_look(opened, self.config.dialogue, self.multiple)
+            initial = images, [None if view is opened.get(image.id) else view for image, view in zip(images, views, strict=True)]
+            hashes = {item.id: _content_hash(item, opened[item.id]) for item in media}
+            return [opened[item.id] for item in media], (initial, hashes)
         except MemoryError:
-            return None, decode_error(media, "takes too much memory to decode", "out_of_memory")
-        except PixelisError as error:
-            return None, error
-        except Exception as error:  # must not fail the other questions of the batch
-            return None, decode_error(media, f"failed: {type(error).__name__}", "crashed")
+            error: PixelisError = decode_error(media, "takes too much memory to decode", "out_of_memory")
+        except PixelisError as caught:
+            error = caught
+        except Exception as caught:  # must not fail the other questions of the batch
+            error = decode_error(media, f"failed: {type(caught).__name__}", "crashed")
+        return [None] * len(media), error
 
-    def execute(self, calls: Sequence[Call], timeout_s: float, *groups: Pictures) -> tuple[list[tuple[Outcome, int]], bool]:
-        """Run calls in order. Returns (outcome, size in bytes) of each, and whether this process should end.
+    def execute(self, calls: Sequence[Call], timeout_s: float, *media: Any) -> tuple[list[tuple[Outcome, int]], bool]:
+        """Run calls in order on the ``media`` of their questions.
 
+        Returns (outcome, size in bytes) of each call, and whether this process should end.
         Errors are outcomes. The process should end if the calls left much memory or many threads behind, but not while it holds
         an environment.
         """
         with self._limits(timeout_s):
-            results = [self._execute(call, groups[call.group]) for call in calls]
+            results = [self._execute(call, {id: media[i] for id, i in call.media.items()}) for call in calls]
         return results, not self.episodes and _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2
 
     def release(self, episode: str) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Coroutine, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +22,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.toolbox import Call, InitialViews, Objects, Outcome, Toolbox
-from pixelis.actors.toolbox_work import Job, Opened, Worker
+from pixelis.actors.toolbox_work import ByteCache, Job, Opened, Worker
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
 from pixelis.operations import geometry, select
@@ -36,6 +38,8 @@ BATCH_SHARE = 0.25
 """Share of the timeout that a batch gets. The rest is left to retry its jobs one by one."""
 GRACE_S = 0.5
 """Seconds after a task's timeout by which the alarm must have ended its process."""
+PICTURE_SHARE = 0.25
+"""Share of `toolbox.cache_bytes` for pictures that no group is using, which stay in the object store."""
 PING_S = 0.1
 """Seconds between pings to a starting worker."""
 
@@ -45,7 +49,7 @@ class ToolboxPool:
 
     multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call that hangs, crashes
     or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds after a worker got it. Equal calls on
-    equal images run once, as long as their results fit in `toolbox.cache_bytes`.
+    equal images run once, and equal pictures are opened once, as long as the results fit in `toolbox.cache_bytes`.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
@@ -58,8 +62,9 @@ class ToolboxPool:
         self.quick: deque[Job] = deque()
         self.slow: deque[Job] = deque()
         self.in_flight: dict[Hashable, Job] = {}
-        self.cache: OrderedDict[Hashable, tuple[Outcome, int]] = OrderedDict()
-        self.cached_bytes, self.submitted = 0, 0
+        self.cache = ByteCache(config.toolbox.cache_bytes)
+        self.pictures = ByteCache(int(PICTURE_SHARE * config.toolbox.cache_bytes))
+        self.submitted = 0
         self.counts, self.failures = Counter[str](), Counter[str]()
         self.tasks: set[asyncio.Task] = set()
         self.starts: list[asyncio.Task] = []
@@ -76,17 +81,27 @@ class ToolboxPool:
         self._ensure_started()
         await asyncio.gather(*self.starts)
 
-    async def open(self, media: list[Media], decoded: ray.ObjectRef | None = None) -> tuple[Opened, InitialViews]:
+    async def open(self, media: list[Media], decoded: Mapping[str, ray.ObjectRef] | None = None) -> tuple[Opened, InitialViews]:
         """Open the media of a question. Raises BadImage, InfraFailure.
 
-        decoded: the reference to images that are decoded already, uint8 [H, W, 3] by id; the URIs of `media` then serve only as
-        their content hashes.
+        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media` then serve only as
+        their content hashes. The views are read-only and may be shared with other callers.
         """
-        if decoded is not None:
-            initial = await asyncio.to_thread(first_look, await _value(decoded), self.config.dialogue, self.multiple)
+        if not media:
+            return Opened({}, {}), ([], [])
+        if decoded:
+            pixels = dict(zip(decoded, await asyncio.gather(*map(_value, decoded.values())), strict=True))
+            initial = await asyncio.to_thread(first_look, pixels, self.config.dialogue, self.multiple)
             return Opened(decoded, {item.id: item.uri for item in media}), initial
-        ref, (initial, hashes) = await self._wait(self._submit(media))
-        return Opened(ref, hashes), initial
+        key = _media_key(media) if self.config.toolbox.cache_bytes else None
+        if key is not None and (cached := self.pictures.get(key)):
+            return cached
+        job = self.in_flight.get(key) if key is not None else None
+        if job is None:
+            job = self._submit(media, key=key)
+            if key is not None:
+                self.in_flight[key] = job
+        return await self._wait(job)
 
     def bound(self, opened: Opened) -> BoundTools:
         """Tools of a group of episodes."""
@@ -105,9 +120,8 @@ class ToolboxPool:
         self.counts["calls"] += 1
         key = self._cache_key(action, images, objects, opened) if self.config.toolbox.cache_bytes else None
         if key is not None and (cached := self.cache.get(key)):
-            self.cache.move_to_end(key)
             self.counts["hits"] += 1
-            return cached[0]
+            return cached
         job = self.in_flight.get(key) if key is not None else None
         if job is None:
             operation = self.operations.get(action.op)
@@ -128,7 +142,8 @@ class ToolboxPool:
             "waiting": len(self.quick) + len(self.slow),
             **{name: self.counts[name] for name in ("calls", "hits", "restarts")},
             "failures": dict(self.failures),
-            "cached_bytes": self.cached_bytes,
+            "cached_bytes": self.cache.bytes,
+            "picture_bytes": self.pictures.bytes,
         }
 
     def close(self) -> None:
@@ -314,6 +329,7 @@ class ToolboxPool:
             self._retry_or_fail(jobs, code, start, is_local=worker.node == self.node)
         self._dispatch()  # before answering, so that the worker runs its next task while episodes continue
         if refusal is not None:
+            self.pictures.clear()  # one of them may be lost
             for job in jobs:
                 self._reject(job, refusal)
         for job, (outcome, size) in zip(jobs, outcomes, strict=bool(outcomes)):
@@ -348,13 +364,15 @@ class ToolboxPool:
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
         """Call the worker's actor. Returns references to its results; the last is the reply."""
         if isinstance(jobs[0].work, list):
-            return worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], timeout_s)
-        groups: dict[ray.ObjectRef, int] = {}
+            media = [job.work for job in jobs]
+            count = sum(map(len, media))  # type: ignore[arg-type]
+            return worker.handle.open.options(num_returns=count + 1).remote(media, timeout_s)
+        places: dict[ray.ObjectRef, int] = {}
         for job in jobs:
             assert isinstance(job.work, Call)
             assert job.opened is not None
-            job.work.group = groups.setdefault(job.opened.ref, len(groups))
-        return [worker.handle.execute.remote([job.work for job in jobs], timeout_s, *groups)]
+            job.work.media = {id: places.setdefault(ref, len(places)) for id, ref in job.opened.refs.items()}
+        return [worker.handle.execute.remote([job.work for job in jobs], timeout_s, *places)]
 
     async def _reply(self, jobs: list[Job], refs: list[ray.ObjectRef]) -> tuple[list[tuple[Any, int]], bool]:
         """(outcome, size in bytes) of each job, and whether the worker should end."""
@@ -368,10 +386,18 @@ class ToolboxPool:
                 with contextlib.suppress(RayError):
                     await ref  # otherwise Ray logs an unretrieved error
             raise
-        outcomes = [
-            result if isinstance(result, PixelisError) else (ref, result) for ref, result in zip(opened, results, strict=True)
-        ]
-        return [(outcome, 0) for outcome in outcomes], False
+        references, outcomes = iter(opened), list[tuple[Any, int]]()
+        for job, result in zip(jobs, results, strict=True):
+            assert isinstance(job.work, list)
+            own = {item.id: next(references) for item in job.work}
+            if isinstance(result, PixelisError):
+                outcomes.append((result, 0))
+                continue
+            (images, views), hashes = result
+            views = [await own[image.id] if view is None else view for image, view in zip(images, views, strict=True)]
+            size = sum(3 * image.source_size[0] * image.source_size[1] for image in images)
+            outcomes.append(((Opened(own, hashes), (images, views)), size))
+        return outcomes, False
 
     # -- answers and cache ---------------------------------------------------------------------------------------------------
 
@@ -387,10 +413,16 @@ class ToolboxPool:
                 view.flags.writeable = False
             outcome = observation, views
             if job.key is not None and observation.code not in ("out_of_memory", "crashed"):
-                self.cache[job.key] = outcome, size
-                self.cached_bytes += size
-                while self.cached_bytes > self.config.toolbox.cache_bytes:
-                    self.cached_bytes -= self.cache.popitem(last=False)[1][1]
+                self.cache.put(job.key, outcome, size)
+        elif job.key is not None:
+            opened, (images, views) = outcome
+            if is_batch:  # as above; a view of the picture's own size is the picture
+                is_whole = [view.shape[1::-1] == image.source_size for image, view in zip(images, views, strict=True)]
+                views = [view if whole else view.copy() for view, whole in zip(views, is_whole, strict=True)]
+            for view in views:
+                view.flags.writeable = False
+            outcome = opened, (images, views)
+            self.pictures.put(job.key, outcome, size + sum(view.nbytes for view in views))
         job.future.set_result(outcome)
 
     def _reject(self, job: Job, error: Exception) -> None:
@@ -423,6 +455,23 @@ class ToolboxPool:
             return None
         media = tuple(opened.hashes.items())
         return action.op, action.target, arguments.model_dump_json(), media, tuple(regions), tuple(named_objects)
+
+
+def _media_key(media: list[Media]) -> Hashable:
+    """What pictures are opened from, with the state of their files. None for clips, and for files that cannot be found."""
+    parts: list[tuple] = []
+    for item in media:
+        if item.kind != "image":
+            return None
+        if item.uri.startswith(("data:", "cards:")):
+            parts.append((item.id, hashlib.sha256(item.uri.encode()).digest()))
+            continue
+        try:
+            state = os.stat(item.uri)
+        except (OSError, ValueError):
+            return None
+        parts.append((item.id, item.uri, state.st_ino, state.st_mtime_ns, state.st_size))
+    return "open", *parts
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from pixelis.actors.rollouts import RolloutBatch
+from pixelis.actors.update_pictures import PictureViews, references
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.evolution.gate import learning_rate
@@ -30,10 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class QueuedTask:
-    """A task and the reference to its views; ``question`` names its group of near-identical ones, ``approved`` by a reviewer."""
+    """A task and its stored views; ``question`` names its group of near-identical ones, ``approved`` by a reviewer."""
 
     task: UpdateTask
-    views: ray.ObjectRef
+    views: PictureViews
     question: str
     approved: bool = False
 
@@ -126,7 +125,7 @@ class UpdateQueue:
         metrics = _metrics(groups, items, served)
         rate = learning_rate(metrics["evolve/confidence"], e)
         batch = RolloutBatch(
-            0, groups, [item.views for item in items], metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta}
+            0, groups, [references(item.views) for item in items], metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta}
         )
         batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
         return batch, items

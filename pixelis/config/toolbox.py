@@ -26,7 +26,9 @@ class ToolboxConfig(Section):
     memory_bytes: int = Field(
         2_000_000_000, ge=100_000_000, description="memory that an operation may use beyond the idle toolbox"
     )
-    cache_bytes: int = Field(256_000_000, ge=0, description="size of each generator's cache for repeated calls")
+    cache_bytes: int = Field(
+        256_000_000, ge=0, description="size of each generator's cache for repeated calls; a quarter more for pictures"
+    )
     max_image_bytes: int = Field(20_000_000, ge=1, description="maximum size of an encoded image")
     max_image_pixels: int = Field(50_000_000, ge=1, description="maximum number of pixels of an image, checked before decoding")
     video_backend: Literal["pyav", "decord"] = Field(

@@ -11,8 +11,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
+from weakref import WeakValueDictionary
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -24,12 +24,12 @@ from pixelis.evolution import privacy, vote
 from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
-from pixelis.operations.video import Clip, clip_pixels, open_clip
+from pixelis.operations.video import clip_pixels, open_clip
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply
-from pixelis.serve.agent_types import AgentQuery, Answer, Pictures, TurnEvent
+from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, TurnEvent
 from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
 
@@ -51,6 +51,7 @@ class Agent:
         self.memory = self.retrieval.memory
         self.after_reply = AfterReply(config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts)
         self.decoding = asyncio.Semaphore(2)
+        self.pictures_in_use: WeakValueDictionary[tuple[str, bool], Picture] = WeakValueDictionary()
         self.decoded_bytes_since_trim = 0
         caps = {name: getattr(config.serve, name) for name in ("max_video_seconds", "max_video_frames")}
         self.clip_caps = config.toolbox.model_copy(update=caps)
@@ -82,28 +83,30 @@ class Agent:
             return await asyncio.to_thread(self._decode_all, query)
 
     def _decode_all(self, query: AgentQuery) -> Pictures:
-        decoded = [self._decode(f"img{number}", url, query.operations) for number, url in enumerate(query.images)]
-        full: dict[str, np.ndarray | Clip] = {media.id: picture for media, picture, _ in decoded}
-        media, views = [media for media, *_ in decoded], [view for *_, view in decoded]
+        pictures = {f"img{number}": self._decode(url, query.operations) for number, url in enumerate(query.images)}
+        media = [Media(id=id, uri=p.uri, height=p.height, width=p.width) for id, p in pictures.items()]
         clips = {f"vid{number}": open_clip(url, self.clip_caps) for number, url in enumerate(query.clips)}
         media += [
             Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
             for name, clip in clips.items()
         ]
-        views += first_look(clips, self.config.dialogue, 1)[1]
-        full |= clips
-        self.decoded_bytes_since_trim += sum(picture.nbytes for _, picture, _ in decoded) + sum(view.nbytes for view in views)
-        return Pictures(media, [ray.put(full)] if full else [], views)
+        views = [picture.view for picture in pictures.values()] + first_look(clips, self.config.dialogue, 1)[1]
+        self.decoded_bytes_since_trim += sum(view.nbytes for view in views)
+        full = {id: p.ref for id, p in pictures.items()} | {id: ray.put(clip) for id, clip in clips.items()}
+        return Pictures(media, full, views, list(pictures.values()))
 
-    def _decode(self, name: str, url: str, operations: bool) -> tuple[Media, np.ndarray, np.ndarray]:
+    def _decode(self, url: str, operations: bool) -> Picture:
         """``operations`` false decodes no more than the policy's view needs, where the format allows it."""
-        caps, d = self.config.toolbox, self.config.dialogue.input
-        picture = load_image(url, caps.max_image_bytes, caps.max_image_pixels, None if operations else 4 * d.max_pixels)
-        height, width, _ = picture.shape
         # A hash in place of the data URL, which would travel with every record of the question.
         uri = f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
-        media = Media(id=name, uri=uri, height=height, width=width)
-        return media, picture, fit(picture, PixelBudget(d.min_pixels, d.max_pixels), 1)
+        if (known := self.pictures_in_use.get((uri, operations))) is not None:
+            return known
+        caps, d = self.config.toolbox, self.config.dialogue.input
+        pixels = load_image(url, caps.max_image_bytes, caps.max_image_pixels, None if operations else 4 * d.max_pixels)
+        self.decoded_bytes_since_trim += pixels.nbytes
+        height, width, _ = pixels.shape
+        view = fit(pixels, PixelBudget(d.min_pixels, d.max_pixels), 1)
+        return self.pictures_in_use.setdefault((uri, operations), Picture(uri, height, width, ray.put(pixels), view))
 
     def return_memory(self) -> None:
         """Return the memory of the pictures decoded since the last call to the system: glibc keeps most of what is freed."""

@@ -34,18 +34,33 @@ class AgentQuery:
     voter: str = ""
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Picture:
+    """A decoded picture: its size in pixels, an object reference to uint8 [H, W, 3], and the view for the Embedder.
+
+    ``uri`` is a hash. The requests in progress that show the same picture share this object.
+    """
+
+    uri: str
+    height: int
+    width: int
+    ref: Any
+    view: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class Pictures:
     """The decoded pictures and opened clips of a request.
 
-    ``full`` is empty or holds one object reference to {media id: uint8 [H, W, 3] or Clip}; inside a list, Ray passes the
-    reference on instead of the pictures. ``views``, of pictures and of some frames of each clip, are shrunk to the pixel budget
-    of the policy.
+    ``full`` are object references to uint8 [H, W, 3] or Clip by media id; inside a mapping, Ray passes references on instead of
+    the pictures. ``views``, of pictures and of some frames of each clip, are shrunk to the pixel budget of the policy. ``shared``
+    keeps the pictures for other requests while this one is in progress.
     """
 
     media: list[Media]
-    full: list[Any]
+    full: dict[str, Any]
     views: list[np.ndarray]
+    shared: list[Picture]
 
 
 class TurnEvent(Record):

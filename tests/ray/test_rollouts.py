@@ -14,17 +14,30 @@ import ray
 from exported import missing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from placed_actors import PlacedJob, check_group, greedy_tokens, health, kill, random_adapter, temporary, wait_until
+from PIL import Image
+from placed_actors import (
+    PlacedJob,
+    check_group,
+    greedy_tokens,
+    health,
+    kill,
+    random_adapter,
+    stored_bytes,
+    temporary,
+    wait_until,
+)
 
 from pixelis.actors import cluster, placement, reservations
 from pixelis.actors.coordinator import RolloutBatch
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.toolbox import Call, Toolbox
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.policy.adapters import Adapter, save_adapter
-from pixelis.records import Action, ImageView
+from pixelis.records import Action, ImageView, Media, Question
 from pixelis.telemetry.metrics import ACTOR_METRICS, publish
 
 pytestmark = pytest.mark.slow
@@ -106,6 +119,23 @@ def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(plac
         first = [rollout_views[0] for rollout_views in views.values()]
         assert len(first) == 4
         assert all(np.shares_memory(first[0], other) for other in first[1:]), "each rollout has its own copy of the picture"
+
+
+def test_a_picture_is_stored_once_for_its_rollouts_and_not_again_for_the_next_group(placed: PlacedJob, tmp_path: Path) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    question = Question(id="again", question="which?", media=[Media(id="img0", uri=str(tmp_path / "picture.png"))])
+
+    def ask(number: int, views: bool) -> dict[str, list[np.ndarray]]:
+        request = RolloutRequest(question, f"again-{number}", 8, SamplingParams(max_tokens=4), max_turns=1, views=views)
+        return ray.get(list(placed.actors.generators[0].rollout.remote(request)), timeout=120)[1]
+
+    before = stored_bytes()
+    assert len(ask(0, views=True)) == 8
+    assert picture.nbytes <= stored_bytes() - before < 1.1 * picture.nbytes
+    before = stored_bytes()
+    assert ask(1, views=False) == {}, "as the canary asks"
+    assert stored_bytes() - before < 0.1 * picture.nbytes
 
 
 def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob) -> None:
@@ -226,7 +256,7 @@ def test_the_metrics_of_rollouts_and_steps_are_exported(
     with temporary(cluster.spawn(Toolbox, placed.config, 28, "thousand", num_cpus=0)) as toolbox:
         image = np.zeros((64, 64, 3), np.uint8)
         view = ImageView(id="img0", source_size=(64, 64), view_size=(64, 64))
-        call = Call(Action(op="zoom_in", arguments={"box": [0, 0, 500, 500]}), [view], {}, 0)
-        ray.get(toolbox.execute.remote([call], 10.0, {"img0": image}))
+        call = Call(Action(op="zoom_in", arguments={"box": [0, 0, 500, 500]}), [view], {}, {"img0": 0})
+        ray.get(toolbox.execute.remote([call], 10.0, image))
     expected = {key for key in ACTOR_METRICS if key.startswith(("rollouts/", "engine/", "scorer/", "toolbox/"))}
     assert missing(expected - {"scorer/unscored"} | set(steps)) == set()

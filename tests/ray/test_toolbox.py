@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import ray
 from PIL import Image
-from placed_actors import wait_until
+from placed_actors import stored_bytes, wait_until
 from skimage import data as photos
 
 from pixelis.actors.toolbox_pool import ToolboxPool
@@ -89,9 +89,10 @@ def make(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     benches = []
     with asyncio.Runner() as runner:
 
-        def build(env: dict[str, str] | None = None, **toolbox: Any) -> Bench:
+        def build(env: dict[str, str] | None = None, view_pixels: int = 4096, **toolbox: Any) -> Bench:
             settings = {"operations": ["zoom_in", *hostile.ALL], "timeout_s": TIMEOUT_S, "memory_bytes": 250_000_000, **toolbox}
-            benches.append(Bench(runner, parse({"toolbox": settings}), picture, env or {}))
+            dialogue = {"input": {"min_pixels": view_pixels, "max_pixels": view_pixels}}
+            benches.append(Bench(runner, parse({"toolbox": settings, "dialogue": dialogue}), picture, env or {}))
             return benches[-1]
 
         yield build
@@ -240,12 +241,32 @@ def test_a_picture_is_stored_once_for_all_calls(make: Make) -> None:
     assert added < 40 * 64 * 64 * 3 * 1.5, "only views were stored"
 
 
-def stored_bytes() -> int:
-    """Return all bytes that were ever put into the object store of this node."""
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+def test_equal_pictures_are_opened_once_while_they_fit_in_the_cache(make: Make, tmp_path: Path) -> None:
+    bench = make(workers=1, cache_bytes=32_000_000)  # a quarter of it, 8 MB, is for pictures; one takes 6.2 MB
+    media = [Media(id="img0", uri=bench.uri)]
+    initial = stored_bytes()
+    together = bench.run(_gather([bench.pool.open(media) for _ in range(3)]))
+    later = bench.run(bench.pool.open(media))
+    assert {opened.refs["img0"] for opened, _ in [*together, later]} == {bench.opened.refs["img0"]}
+    assert stored_bytes() - initial < 0.05 * bench.pixels.nbytes
+    assert bench.pool.health()["picture_bytes"] >= bench.pixels.nbytes
+    other = tmp_path / "other.png"
+    Image.fromarray(bench.pixels[::-1]).save(other)
+    opened, _ = bench.run(bench.pool.open([Media(id="img0", uri=str(other))]))
+    assert opened.refs["img0"] != bench.opened.refs["img0"]
+    assert bench.pool.health()["picture_bytes"] < 1.1 * bench.pixels.nbytes, "the older picture was dropped"
+    Image.fromarray(bench.pixels).save(other)
+    changed, _ = bench.run(bench.pool.open([Media(id="img0", uri=str(other))]))
+    assert changed.refs["img0"] != opened.refs["img0"], "the file has changed"
 
-    state = get_state_from_address(ray.get_runtime_context().gcs_address)
-    return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
+
+def test_a_picture_within_the_budget_is_its_own_first_view(make: Make, tmp_path: Path) -> None:
+    bench, uri = make(workers=1, cache_bytes=0, view_pixels=448 * 448), str(tmp_path / "fits.png")
+    Image.fromarray(bench.pixels[:448, :448]).save(uri)
+    initial = stored_bytes()
+    _, (_, (view,)) = bench.run(bench.pool.open([Media(id="img0", uri=uri)]))
+    assert np.array_equal(view, bench.pixels[:448, :448])
+    assert stored_bytes() - initial < 1.1 * view.nbytes
 
 
 def test_media_that_cannot_be_decoded_fail_only_their_own_question(make: Make, tmp_path: Path) -> None:
@@ -293,7 +314,7 @@ def test_a_cancelled_call_is_not_run(bench: Bench) -> None:
             task.cancel()
         await busy
         await bench.call("process_info", tag=102)
-        assert not any(key[2] == '{"tag":101}' for key in bench.pool.cache)  # type: ignore[index]
+        assert not any(key[2] == '{"tag":101}' for key in bench.pool.cache.values)  # type: ignore[index]
         assert bench.pool.in_flight == {}
 
     bench.run(abandon())

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import gc
 import io
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -174,6 +175,20 @@ def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> Non
 
 async def _views(answer: Answer) -> Any:
     return await answer.views
+
+
+def test_requests_in_progress_share_a_decoded_picture(generators: list[ActorHandle]) -> None:
+    async def decode() -> None:
+        agent = agent_without_memory()
+        first, second = await asyncio.gather(agent.decode(ask("say 7")), agent.decode(ask("say 8")))
+        other = await agent.decode(ask("say 7", (50, 30)))
+        assert first.full == second.full != other.full
+        ended = first.full["img0"].hex()
+        del first, second
+        gc.collect()
+        assert (await agent.decode(ask("say 7"))).full["img0"].hex() != ended, "it outlived its requests"
+
+    run(decode())
 
 
 def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]) -> None:

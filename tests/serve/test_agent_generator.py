@@ -127,7 +127,7 @@ def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHan
         answer = await agent.answer(query, pictures)
         pool = ToolboxPool(config, VIEW_MULTIPLE, "thousand")
         try:
-            opened, (images, _) = await pool.open(pictures.media, *pictures.full)
+            opened, (images, _) = await pool.open(pictures.media, pictures.full)
             action = Action(op="select_frames", target="vid0", arguments={"frames": [3, 20]})
             return answer, await pool.bound(opened).execute(action, images, {})
         finally:

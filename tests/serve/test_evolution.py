@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from placed_actors import held_bytes, wait_until
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from scripted import ScriptedGenerator
@@ -18,6 +19,7 @@ from scripted import ScriptedGenerator
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.update_pictures import fetch
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.evolution import audit
@@ -214,14 +216,37 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     @ray.remote(num_cpus=0)
     class Replica:
         def send(self, to: ActorHandle, work: UpdateTask) -> None:
-            ray.get(to.submit.remote(work, [ray.put({"view": work.question_id})]))
+            ray.get(to.submit.remote(work, [ray.put({"t": [np.full((4, 4, 3), ord(work.question_id), np.uint8)]})]))
 
     replica = Replica.remote()
     for name in "abcd":
         ray.get(replica.send.remote(evolution, task(name)))
     ray.kill(replica)
     batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
-    assert ray.get(batch.views, timeout=60) == [{"view": name} for name in "abcd"]
+    assert [views["t"][0].flat[0] for views in fetch(batch.views)] == [ord(name) for name in "abcd"]
+
+
+def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(evolution: ActorHandle) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
+    crop = picture[:256, :256].copy()
+    before = held_bytes()
+    for name in "abcdef":  # each gateway's own copy of the picture
+        views = ray.put({f"{name}-0": [picture, crop], f"{name}-1": [picture], f"{name}-2": []})
+        assert ray.get(evolution.submit.remote(task(name), [views]))
+        del views
+    wait_until(lambda: held_bytes() - before < 1.05 * (picture.nbytes + crop.nbytes))
+    batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
+    assert len({ref for views in batch.views for part in views.values() for ref in part}) == 2
+    learnt = fetch(batch.views)
+    shown = [part[0] for views in learnt for part in views.values() if part]
+    assert all(np.array_equal(view, picture) for view in shown)
+    assert all(np.shares_memory(view, shown[0]) for view in shown)
+    del batch, learnt, shown
+    ray.get(evolution.step_done.remote(0, None))
+    ray.get(evolution.drain.remote())
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=60)) == ["e", "f"]
+    ray.get(evolution.step_done.remote(1, None))
+    wait_until(lambda: held_bytes() <= before)
 
 
 def test_too_few_tasks_for_all_ranks_end_the_run(evolution: ActorHandle) -> None:
@@ -377,7 +402,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     placed.call("resume", "ann")
     batch = placed.call("next_batch", 0, 1, 5)
     assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
-    assert ray.get(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
+    assert fetch(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
     placed.call("step_done", 5, None)
     ray.kill(placed.actor, no_restart=False)
     assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
