@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+from PIL import Image
 
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
@@ -61,6 +65,34 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
     except Exception:  # a missing page must not end the run
         log.warning("cannot write the page with episodes after step %d", step, exc_info=True)
         return None
+
+
+@ray.remote(num_cpus=0)
+def save_images(folder: str, groups: list[Group], views: list[ray.ObjectRef]) -> dict[str, list[str]]:
+    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the order of images.
+
+    Beside them ``conversation.json`` has the turns: role, text and the files of the images that each shows.
+    """
+    paths: dict[str, list[str]] = {}
+    for group, ref in zip(groups, views, strict=True):
+        by_trajectory, question = ray.get(ref), file_name(group.question.id)
+        for number, trajectory in enumerate(group.trajectories):
+            place = Path(folder) / question / str(number)
+            place.mkdir(parents=True, exist_ok=True)
+            files = [place / f"{file_name(image.id)}.png" for image in trajectory.images]
+            for file, view in zip(files, by_trajectory[trajectory.id], strict=True):
+                Image.fromarray(view).save(file)
+            names = dict(zip((image.id for image in trajectory.images), (file.name for file in files), strict=True))
+            turns = [{"role": t.role, "text": t.text, "images": [names[id] for id in t.images]} for t in trajectory.turns]
+            (place / "conversation.json").write_text(json.dumps(turns, indent=2, ensure_ascii=False), encoding="utf-8")
+            paths[trajectory.id] = [str(file) for file in files]
+    return paths
+
+
+def file_name(name: str) -> str:
+    """``name`` where it is a harmless file name, else its harmless part and a hash, because ids come from data sets."""
+    harmless = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:80]
+    return harmless if harmless and harmless == name else f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:

@@ -57,6 +57,14 @@ class DialogueConfig(Section):
     max_context: int = Field(512, ge=16, description="maximum number of tokens of an episode")
     max_images: int = Field(8, ge=1, description="maximum number of images of an episode")
 
+    def with_max_pixels(self, max_pixels: int) -> DialogueConfig:
+        """These settings with another budget for the question's picture and for crops."""
+        budgets = {
+            role: PixelRangeConfig(min_pixels=min(budget.min_pixels, max_pixels), max_pixels=max_pixels)
+            for role, budget in {"input": self.input, "crop": self.crop}.items()
+        }
+        return self.model_copy(update=budgets)
+
     @model_validator(mode="after")
     def _possible_in_the_dialect(self) -> DialogueConfig:
         if self.coordinates != "auto" and self.dialect != "qwen":

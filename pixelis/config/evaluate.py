@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from pixelis.config.base import Section
 from pixelis.config.engine import SamplingConfig
+
+System = Literal["pixel_reasoner", "r1_v", "deepeyes"]
 
 
 class EvaluateConfig(Section):
@@ -17,6 +21,12 @@ class EvaluateConfig(Section):
         description="several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and their mean; also the "
         "evaluations during rft, whose best checkpoint is that of the best mean",
     )
+    max_pixels: list[Annotated[int, Field(ge=1)]] = Field(
+        [],
+        description="evaluate once with each of these budgets instead of dialogue.input.max_pixels and dialogue.crop.max_pixels",
+    )
+    images: bool = Field(False, description="save every picture that the policy saw as a file, named in the trajectories")
+    outputs: list[System] = Field([], description="write the results also as the evaluation of these systems does")
     answers: str | None = Field(
         None, description="file of another model's answers (JSON, JSON lines, Parquet; column `pred` or `model_output`) to score"
     )

@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,11 @@ def check(config: Config, job: str) -> None:
 
         findings = estimate.check(config, ESTIMATED[job], prompts(config) if ESTIMATED[job] == "rft" else [])
         findings += plan.check(config, job)
+        if job == "evaluate":
+            for max_pixels in config.evaluate.max_pixels:
+                swept = config.model_copy(update={"dialogue": config.dialogue.with_max_pixels(max_pixels)})
+                swept_findings = [f for f in estimate.check(swept, "evaluate", []) if f.level == "error"]
+                findings += [replace(f, text=f"evaluate.max_pixels {max_pixels}: {f.text}") for f in swept_findings]
         print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
         if errors := [finding.text for finding in findings if finding.level == "error"]:
             raise BadConfig("; ".join(errors), fix="change these keys")

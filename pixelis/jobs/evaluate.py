@@ -2,8 +2,9 @@
 
 Prints accuracy with its 95 % interval, the rate of pixel reasoning, the tool error rate and the mean number of turns; writes
 evaluation.json, trajectories-NAME.jsonl and report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k,
-`evaluate.sets` evaluates several sets by name. `evaluate.answers` scores another model's answers from a file instead of a policy
-and writes NAME_with_score.json.
+`evaluate.sets` evaluates several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.images` also
+saves the pictures that the policy saw, and `evaluate.outputs` writes the files of other systems. `evaluate.answers` scores
+another model's answers from a file instead of a policy and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pixelis.datasets.files import read_file
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure
-from pixelis.evaluation import foreign_answers
+from pixelis.evaluation import foreign_answers, outputs
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.evaluation.samples import breakdown, sample_metrics
 from pixelis.jobs.driver import driver, run_folder, watch
@@ -87,10 +88,57 @@ def measure(
     return Arm(name, summary, correctness(groups), groups, views)
 
 
-def save(folder: Path, arm: Arm) -> None:
-    """Write ``trajectories-NAME.jsonl``, one group per line."""
+def save(folder: Path, arm: Arm, images: bool = False) -> None:
+    """Write ``trajectories-NAME.jsonl``, one group per line; with ``images`` also every view, below ``images-NAME``.
+
+    The ``uri`` of an image in a trajectory is then its file, relative to ``folder``.
+    """
+    if images:
+        paths = ray.get(report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
+        for trajectory in (trajectory for group in arm.groups for trajectory in group.trajectories):
+            for image, path in zip(trajectory.images, paths[trajectory.id], strict=True):
+                image.uri = str(Path(path).relative_to(folder))
     with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
+
+
+def write_outputs(config: Config, folder: Path, arm: Arm) -> None:
+    """Write the files of the systems of ``evaluate.outputs``."""
+    if config.evaluate.outputs:
+        trajectories = [trajectory for group in arm.groups for trajectory in group.trajectories]
+        answers = answers_of(trajectories, config.rewards, shared_services(config.rewards))
+        for system in config.evaluate.outputs:
+            model = config.policy.adapter or config.policy.model
+            for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
+                (folder / name).write_text(text, encoding="utf-8")
+
+
+def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Evaluate the policy on each set with newly placed actors; returns ``previous`` and the new summaries.
+
+    Saves the episodes and writes the report, which shows all of these summaries and episodes of the first new one.
+    """
+    sets = config.evaluate.sets or {config.run.name: config.data.evaluate}
+    e, summaries, first = config.evaluate, list(previous), None
+    with placement.placed(config, learner=False, initial=config.policy.adapter) as actors:
+        for name, source in sets.items():
+            arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
+            arm = measure(config, actors, arm_name, 0, operations=e.operations, source=source, samples=e.samples)
+            save(folder, arm, e.images)
+            write_outputs(config, folder, arm)
+            summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
+            first = first or arm
+        assert first is not None
+        episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
+        page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes))
+    print(f"report: {page}")
+    return summaries
+
+
+def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
+    """Mean accuracy over the sets that have one."""
+    accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
+    return statistics.fmean(accuracies) if accuracies else None
 
 
 def score_answers(config: Config, folder: Path) -> dict[str, Any]:
@@ -150,30 +198,27 @@ def main() -> None:
             (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
             show(summary)
             return
-    sets = config.evaluate.sets or {config.run.name: config.data.evaluate}
-    with (
-        driver("evaluate"),
-        run_folder(config, *sets.values()) as folder,
-        placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
-    ):
-        e, arms = config.evaluate, []
-        for name, source in sets.items():
-            arms.append(measure(config, actors, name, 0, operations=e.operations, source=source, samples=e.samples))
-            save(folder, arms[-1])
-        summaries = [arm.summary for arm in arms]
-        accuracies = [s["accuracy"] for s in summaries if s["accuracy"] is not None]
-        mean = statistics.fmean(accuracies) if accuracies else None
-        result = {"sets": summaries, "mean": mean} if config.evaluate.sets else summaries[0]
+    e, summaries = config.evaluate, list[dict[str, Any]]()
+    budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
+    with driver("evaluate"), run_folder(config, *(e.sets.values() or [config.data.evaluate])) as folder:
+        for max_pixels in budgets:
+            dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
+            arm_config = config.model_copy(update={"dialogue": dialogue})
+            summaries = evaluate_sets(arm_config, folder, max_pixels, summaries)
+        result: dict[str, Any] = summaries[0]
+        if e.max_pixels:
+            means = {str(n): mean_accuracy([s for s in summaries if s["max_pixels"] == n]) for n in budgets}
+            result = {"sets": summaries, "mean_by_max_pixels": means}
+        elif e.sets:
+            result = {"sets": summaries, "mean": mean_accuracy(summaries)}
         (folder / "evaluation.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
         lineage.record_in_run(folder / "evaluation.json", "evaluation")
-        first = arms[0]
-        episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
-        page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes))
         for summary in summaries:
             show(summary)
-        if config.evaluate.sets:
-            print(f"mean over {len(accuracies)} sets {mean:.3f}")
-        print(f"report: {page}")
+        if e.sets and not e.max_pixels:
+            print(f"mean over {len(summaries)} sets {result['mean']:.3f}")
+        for n, mean in result.get("mean_by_max_pixels", {}).items():
+            print(f"{n} pixels: accuracy {mean:.3f}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pixelis.config import Config, load
 from pixelis.datasets import cards
@@ -300,6 +301,32 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/") >= 4
     assert str(tmp_path / "report.html") in out
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=2", "evaluate.trajectories=1"]
+    keys += ["evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}", "evaluate.max_pixels=[1024, 4096]"]
+    assert run_job(evaluate.main, monkeypatch, *keys, "evaluate.images=true", "evaluate.outputs=[pixel_reasoner, r1_v]") == 0
+    result = json.loads((tmp_path / "evaluation.json").read_text())
+    names = ["a-1024px", "b-1024px", "a-4096px", "b-4096px"]
+    assert [(s["name"], s["set"], s["max_pixels"]) for s in result["sets"]] == [(n, n[0], int(n[2:6])) for n in names]
+    assert result["mean_by_max_pixels"].keys() == {"1024", "4096"}
+    assert "1024 pixels: accuracy" in capfd.readouterr().out
+    for name in names:
+        groups = [Group.model_validate_json(line) for line in (tmp_path / f"trajectories-{name}.jsonl").read_text().splitlines()]
+        images = [image for group in groups for t in group.trajectories for image in t.images]
+        assert len(images) >= 2
+        for image in images:
+            with Image.open(tmp_path / image.uri) as picture:
+                assert picture.size == image.view_size
+                assert picture.width * picture.height <= int(name[2:6])
+        turns = json.loads((tmp_path / images[0].uri).with_name("conversation.json").read_text())
+        assert next(turn["images"] for turn in turns if turn["images"]) == [Path(images[0].uri).name]
+        assert (tmp_path / f"metrics_{name}.json").is_file()
+        assert (tmp_path / f"r1_v_{name}.json").is_file()
 
 
 @pytest.fixture

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from pixelis.actors import report
 from pixelis.actors.coordinator import _evaluation_metrics
 from pixelis.config import RewardsConfig, parse
+from pixelis.config.evaluate import System
 from pixelis.errors import BadInput
-from pixelis.evaluation import foreign_answers
+from pixelis.evaluation import foreign_answers, outputs
 from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics
 from pixelis.jobs import evaluate
 from pixelis.records import Group, Observation, Question, StopReason, Trajectory, Turn
@@ -79,7 +82,7 @@ def test_accuracy_with_and_without_operations_and_by_split(services):
     assert "tasks" not in result
 
 
-def test_accuracy_by_category(services):
+def test_accuracy_by_category_and_the_files_of_other_systems(services):
     groups = [group("vstar-a", ["1/2", "3"]), group("vstar-b", ["1/2", "1/2"]), group("vstar-c", [None, "4"])]
     for g, category in zip(groups, ("direct_attributes", "relative_position", "relative_position"), strict=True):
         g.question.meta["category"], g.question.task = category, "vstar"
@@ -88,6 +91,20 @@ def test_accuracy_by_category(services):
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     result = breakdown(scored)["categories"]
     assert result == {"direct_attributes": {"accuracy": 0.5, "n": 2}, "relative_position": {"accuracy": 0.5, "n": 4}}
+    answers = {t.id: t.answer for g in scored for t in g.trajectories}
+    written = {}
+    for system in get_args(System):
+        written |= outputs.files(system, "v", scored, answers, "models/m")
+    metric = {"benchname": "vstar", "pass1": 0.5, "ncorrect": 1.5, "ntotal": 3, "modelpath": "models/m"}
+    assert json.loads(written["metrics_v.json"]) == [metric]
+    rows = [json.loads(line) for line in written["sample.eval_v.jsonl"].splitlines()]
+    assert [row["correctness"] for row in rows] == [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+    assert rows[0]["solutions"] == ["<answer>1/2</answer>", "<answer>3</answer>"]
+    r1_v = json.loads(written["r1_v_v.json"])
+    assert (r1_v["accuracy"], len(r1_v["results"]), r1_v["results"][1]["extracted_answer"]) == (50.0, 6, "3")
+    expected = {"direct_attributes": 0.5, "relative_position": 0.5, "overall": 0.5}
+    assert json.loads(written["final_acc_v.json"]) == expected
+    assert len(written["result_v.jsonl"].splitlines()) == 6
 
 
 def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
@@ -96,6 +113,14 @@ def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
     assert metrics["evaluate/accuracy"] == pytest.approx(0.7)
     assert (metrics["evaluate/accuracy_id"], metrics["evaluate/accuracy_ood"]) == (0.9, 0.5)
     assert _evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {f"evaluate/{key}" for key in summary}
+
+
+def test_names_of_picture_folders_do_not_lead_out():
+    names = ["q-1.a", "../../etc/x", "a/b", "a_b", ".", "", "é" * 300]
+    files = [report.file_name(name) for name in names]
+    assert files[0] == "q-1.a"
+    assert all("/" not in file and not file.startswith(".") and 0 < len(file) < 100 for file in files)
+    assert len(set(files)) == len(names)
 
 
 ROWS = [
