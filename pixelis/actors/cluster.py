@@ -252,6 +252,11 @@ def actor_handle(actor: ActorHandle | str) -> ActorHandle:
     return ray.get_actor(actor) if isinstance(actor, str) else actor
 
 
+def first_answer(method: Any) -> ray.ObjectRef:
+    """Call a method that may run twice; Ray repeats the call when the connection to a living actor fails."""
+    return method.options(max_task_retries=-1).remote()
+
+
 def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
     """Wait for the first answers of the actors of each role. Raises InfraFailure with the role that exceeds the timeout."""
     deadline = time.monotonic() + timeout_s

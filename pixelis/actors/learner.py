@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from pixelis import errors
 from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus
@@ -72,7 +73,7 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
             try:
                 _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, room)
                 break
-            except ray.train.v2.api.exceptions.TrainingFailedError as error:
+            except (ray.train.v2.api.exceptions.TrainingFailedError, ActorUnavailableError) as error:
                 if (permanent := _permanent_failure(config.run.dir, attempt)) or failures > config.learner.max_failures:
                     raise permanent or _cause(error) from error
             if (found := _wait_for_room(config, name, elastic=not datasets)) is None:

@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from pixelis.actors.cluster import connect, spawn, wait_ready
+from pixelis.actors.cluster import connect, first_answer, spawn, wait_ready
 from pixelis.actors.coordinator import Coordinator
 from pixelis.actors.embedder import Embedder
 from pixelis.actors.generator import Generator
@@ -143,10 +143,10 @@ def placed(
             # The import takes seconds, during which this process would only wait.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
         ready = {
-            "policy store": [actors.store.promoted.remote()],
-            "generator": [actor.ready.remote() for actor in actors.generators],
-            "scorer": [actor.health.remote() for actor in actors.scorers],
-            "embedder": [actors.embedder.health.remote()] if actors.embedder is not None else [],
+            "policy store": [first_answer(actors.store.promoted)],
+            "generator": [first_answer(actor.ready) for actor in actors.generators],
+            "scorer": [first_answer(actor.health) for actor in actors.scorers],
+            "embedder": [first_answer(actors.embedder.health)] if actors.embedder is not None else [],
         }
         wait_ready(ready, timeout_s)
         yield actors

@@ -76,7 +76,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             "canary generator": [placed.canary],
             "evolution": [placed.evolution],
         }
-        ready = {role: [a.health.remote() for a in handles if a is not None] for role, handles in roles.items()}
+        ready = {role: [cluster.first_answer(a.health) for a in handles if a is not None] for role, handles in roles.items()}
         reservations.wait_reserved(placed.groups, config.cluster.placement_timeout_s)
         cluster.wait_ready(ready, config.cluster.placement_timeout_s)
         if config.engine.most_workers > config.engine.workers:

@@ -78,6 +78,11 @@ def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: 
     assert result["consumed"] == [0, 1, 2, 3]
 
 
+def test_f09_actors_are_ready_while_calls_fail(tmp_path: Path) -> None:
+    """F9: half of all calls of actors fail."""
+    assert play("placed", tmp_path, RAY_testing_rpc_failure=fail(CALLS)) == {"generators": 2}
+
+
 @contextmanager
 def head(port: int) -> Iterator[psutil.Popen]:
     """A Ray head in processes of its own."""
