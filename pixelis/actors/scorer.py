@@ -69,8 +69,10 @@ class Scorer:
         if self.stateful and step is not None:
             exclude = {"trajectories": {"__all__": {"turns": {"__all__": {"tokens", "log_probs"}}}}}
             line = json.dumps({"group": scored.model_dump(mode="json", exclude=exclude), "states": states})
-            with self.lock, self.journal.open("a", encoding="utf-8") as lines:
-                lines.write(line + "\n")
+            with self.lock:
+                self.journal.parent.mkdir(parents=True, exist_ok=True)
+                with self.journal.open("a", encoding="utf-8") as lines:
+                    lines.write(line + "\n")
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import ray
 from pixelis.actors.scorer import Scorer
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import load
-from pixelis.records import Question, Trajectory, UpdateTask
+from pixelis.records import Question, StopReason, Trajectory, UpdateTask
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,9 @@ def test_rewards_learn_from_an_update_when_it_is_applied_and_only_once(ray_clust
     kind, name = Scorer, f"scorer-{tmp_path.name}"
     scorer = kind.options(name=name, num_cpus=0).remote(config, 0)
     scoring = UpdateScoring(config, (name, name))  # no states, so that the second is not called
-    trajectories = [Trajectory(id=f"t{i}", question_id="q", group_id="g", answer="7") for i in range(3)]
+    trajectories = [
+        Trajectory(id=f"t{i}", question_id="q", group_id="g", answer="7", stop_reason=StopReason.ANSWER) for i in range(3)
+    ]
     task = UpdateTask(question_id="q", trajectories=trajectories, pseudo_label="7", confidence=1.0, created_at=0.0)
     question = Question(id="q", question="How many?")
 
