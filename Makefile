@@ -55,13 +55,13 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(VENV)/bin/pixelis quickstart
 
 test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py test-chaos test-serve lint docs test-unit test-ray test-quickstart test-vllm test-benchmarks
+	@$(PY) tests/lanes.py test-serve lint docs test-unit test-chaos test-ray test-quickstart test-vllm test-benchmarks
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
 
 test-long: install  ## the long tests, which `make test` leaves out: more faults, worlds, benchmarks and models
-	@SELECTED=long $(PY) tests/lanes.py test-chaos test-serve test-unit test-ray test-vllm test-benchmarks
+	@SELECTED=long $(PY) tests/lanes.py test-serve test-unit test-chaos test-ray test-vllm test-benchmarks
 
 test-chaos: install
 	@$(PY) -m pytest -m "$(SELECTED)" tests/chaos

@@ -280,7 +280,7 @@ def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environme
     async def scenario() -> list[Answer]:
         answers = []
         for _ in range(3):
-            agent = environment.agent(f"evolution.cold_start={threshold}")
+            agent = environment.agent(f"evolution.cold_start={threshold}", "memory.write_timeout_s=30")
             answers.append(await agent.answer(ask("say none,7,7,7 when it is cold")))
             await agent.drain()
         assert agent.memory is not None

@@ -19,6 +19,7 @@ from gateway_helpers import error_of, messages, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
+from pixelis.actors.update_pictures import fetch
 from pixelis.records import Trajectory
 
 pytestmark = pytest.mark.slow
@@ -331,7 +332,7 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     ray.get(deployed.evolution.begin.remote(0, {}, 0))
     batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=60)
     assert len(batch.groups) == len(batch.views) == 2
-    for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
+    for group, views in zip(batch.groups, fetch(batch.views), strict=True):
         assert [t.reward for t in group.trajectories] == [1, 1, 1, 0]
         assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
         assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage

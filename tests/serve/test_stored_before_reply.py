@@ -47,7 +47,10 @@ async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 
 async def shown(client: httpx.AsyncClient, id: str) -> int:
-    return (await client.get(f"/v1/experiences/{id}")).status_code
+    """The status of an experience; waits while its shard restarts."""
+    while (status := (await client.get(f"/v1/experiences/{id}")).status_code) in (503, 504):
+        await asyncio.sleep(0.2)
+    return status
 
 
 @pytest.fixture

@@ -416,6 +416,6 @@ def test_one_rollout_is_enough_where_no_group_is_compared():
 
 def test_configuration_and_code_know_the_same_names():
     allowed = config.AdvantageConfig.model_fields["exclude"].annotation.__args__[0].__args__
-    assert set(allowed) == {s.value for s in StopReason} - {"answer"}
+    assert set(allowed) == {s.value for s in StopReason} - {"answer", "done"}, "proper ends are never excluded"
     for part, names in (("advantage", BASELINES), ("surrogate", SURROGATES)):
         assert all(callable(find_function(part, name)) for name in names)

@@ -179,7 +179,7 @@ def test_own_rewards_see_the_trajectory_the_row_and_the_step(own):
 
 
 def test_own_rewards_are_terms_with_weights(own):
-    services, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0})
+    services, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0}, own_timeout_s=60.0)
     scored = score_group(group(episode("7"), episode("1")), settings, services=services).trajectories
     assert [t.rewards["own_rewards:ranked"] for t in scored] == [0.5, 0.0]
     assert [t.weighted["own_rewards:ranked"] for t in scored] == [0.25, 0.0]
@@ -188,7 +188,7 @@ def test_own_rewards_are_terms_with_weights(own):
 
 @pytest.mark.slow
 def test_each_failure_of_an_own_reward_is_a_cause(own):
-    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=6.0)
+    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=15.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
     scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services).trajectories
     causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]
