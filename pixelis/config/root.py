@@ -152,7 +152,7 @@ class Config(Section):
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
         problems += self._colocation() + self._transfer()
-        if not (self.toolbox.operations or self.toolbox.environments) and self.evaluate.operations:
+        if not self.toolbox.has_tools and self.evaluate.operations:
             problems.append("toolbox.operations is empty but evaluate.operations is true")
         if problems:
             raise ValueError("; ".join(problems))

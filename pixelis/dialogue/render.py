@@ -99,10 +99,10 @@ class Renderer:
             shown = [view for view in views if (view.parent or view.id) in exchange.media]
             views = [view for view in views if view not in shown]
             answer = self.dialect.render(exchange.answer, self._scale(shown))
-            turns.append(self._asked(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"]))
-        return [*turns, self._asked(question.question, views, bool(offered), instruct, [])]
+            turns.append(self._exchange(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"]))
+        return [*turns, self._exchange(question.question, views, bool(offered), instruct, [])]
 
-    def _asked(self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]) -> Turn:
+    def _exchange(self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
         text = "\n".join(filter(None, ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer))))
         tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n", *answer])

@@ -22,7 +22,7 @@ from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
 from pixelis.serve.protocol.experiences import FeedbackRequest
 from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
-from pixelis.serve.protocol.question import Asked, agent_query, check_data_urls, check_question, reply_cache_key
+from pixelis.serve.protocol.question import Conversation, agent_query, check_data_urls, check_question, reply_cache_key
 
 PICTURE = "data:image/png;base64,AAAA"
 CLIP = "data:video/mp4;base64,AAAA"
@@ -35,7 +35,7 @@ def chat(**changes: Any) -> bytes:
 
 def refused(kind: type, body: bytes) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse_body(kind, body).asked()
+        parse_body(kind, body).conversation()
     assert set(caught.value.body()["error"]) == {"message", "type", "code", "param"}
     assert 400 <= caught.value.status < 500
     return caught.value
@@ -43,11 +43,11 @@ def refused(kind: type, body: bytes) -> ApiError:
 
 def test_a_chat_request_is_a_question_and_pictures() -> None:
     request = parse_body(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
-    assert request.asked() == Asked("which digit?", [PICTURE])
+    assert request.conversation() == Conversation("which digit?", [PICTURE])
     bland = [{"role": "system", "content": "You are a helpful, honest assistant."}, {"role": "user", "content": "which?"}]
-    assert parse_body(ChatRequest, chat(messages=bland)).asked() == Asked("which?")
+    assert parse_body(ChatRequest, chat(messages=bland)).conversation() == Conversation("which?")
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which?"}]
-    assert parse_body(ChatRequest, chat(messages=system)).asked() == Asked("Be brief.\nwhich?")
+    assert parse_body(ChatRequest, chat(messages=system)).conversation() == Conversation("Be brief.\nwhich?")
 
 
 def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
@@ -62,12 +62,12 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
             "content": [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": other}}],
         },
     ]
-    asked = parse_body(ChatRequest, chat(messages=messages)).asked()
+    conversation = parse_body(ChatRequest, chat(messages=messages)).conversation()
     history = [Exchange(question="Be brief.\na frame?", answer="yes", media=["img0"])]
-    assert asked == Asked("Look again.\nwhich digit?", [PICTURE, other], history=history)
+    assert conversation == Conversation("Look again.\nwhich digit?", [PICTURE, other], history=history)
     earlier = {"question": " Be brief.\na frame? ", "answer": "yes", "image": PICTURE}
     body = {"question": "Look again.\nwhich digit?", "image": other, "history": [earlier]}
-    assert parse_body(AgentRequest, json.dumps(body).encode()).asked() == asked
+    assert parse_body(AgentRequest, json.dumps(body).encode()).conversation() == conversation
 
 
 @pytest.mark.parametrize(
@@ -194,14 +194,14 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
     assert refused(AgentRequest, b'{"question": "q", "image": 7}').param == "image"
     assert refused(AgentRequest, b'{"question": "q\\ud800", "image": "x"}').status == 400
     both = parse_body(AgentRequest, json.dumps({"question": " q ", "image": [PICTURE, PICTURE]}).encode())
-    assert both.asked() == Asked("q", [PICTURE, PICTURE])
+    assert both.conversation() == Conversation("q", [PICTURE, PICTURE])
 
 
 def test_parameters_without_effect_are_accepted() -> None:
     usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
     usual |= {"top_k": -1, "guided_json": None, "repetition_penalty": 1.0, "ignore_eos": False, "metadata": {"a": "b"}}
     body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
-    assert parse_body(ChatRequest, body).asked().question == "which digit?"
+    assert parse_body(ChatRequest, body).conversation().question == "which digit?"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
         try:
             parsed = parse_body(kind, body)
             if isinstance(parsed, ChatRequest | AgentRequest):
-                parsed.asked()
+                parsed.conversation()
         except ApiError as caught:
             error = caught
         assert error is None or (error.status == 400 and error.message)
@@ -354,9 +354,9 @@ def test_clips_are_sent_as_vllm_takes_them_or_like_sound() -> None:
         {"type": "input_video", "input_video": {"data": "AAAA", "format": "webm"}},
     ]
     earlier = [{"role": "user", "content": parts[:2]}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    asked = parse_body(ChatRequest, chat(messages=[*earlier, {"role": "user", "content": [parts[2]]}])).asked()
+    conversation = parse_body(ChatRequest, chat(messages=[*earlier, {"role": "user", "content": [parts[2]]}])).conversation()
     history = [Exchange(question="q", answer="a", media=["img0", "vid0"])]
-    assert asked == Asked("", [PICTURE], [CLIP, "data:video/webm;base64,AAAA"], history)
+    assert conversation == Conversation("", [PICTURE], [CLIP, "data:video/webm;base64,AAAA"], history)
 
 
 def trajectory() -> Trajectory:

@@ -13,7 +13,15 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
-from pixelis.serve.protocol.question import MAX_EXCHANGES, MAX_PARTS, Asked, agent_query, model_name, reply_cache_key, sse_event
+from pixelis.serve.protocol.question import (
+    MAX_EXCHANGES,
+    MAX_PARTS,
+    Conversation,
+    agent_query,
+    model_name,
+    reply_cache_key,
+    sse_event,
+)
 
 Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])
 
@@ -58,14 +66,14 @@ class AgentRequest(StrictModel):
     cache: bool | None = None
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
-    def asked(self) -> Asked:
+    def conversation(self) -> Conversation:
         """The question with its pictures and the conversation before it."""
-        asked = Asked(self.question.strip())
+        conversation = Conversation(self.question.strip())
         for earlier in self.history:
-            media = asked.attach(_urls(earlier.image), _urls(earlier.video))
-            asked.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media))
-        asked.attach(_urls(self.image), _urls(self.video))
-        return asked
+            media = conversation.attach(_urls(earlier.image), _urls(earlier.video))
+            conversation.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media))
+        conversation.attach(_urls(self.image), _urls(self.video))
+        return conversation
 
 
 def _urls(urls: str | list[str]) -> list[str]:

@@ -16,7 +16,15 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
-from pixelis.serve.protocol.question import MAX_EXCHANGES, MAX_PARTS, Asked, agent_query, model_name, reply_cache_key, sse_event
+from pixelis.serve.protocol.question import (
+    MAX_EXCHANGES,
+    MAX_PARTS,
+    Conversation,
+    agent_query,
+    model_name,
+    reply_cache_key,
+    sse_event,
+)
 
 IGNORED = {
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -155,7 +163,7 @@ class ChatRequest(BaseModel):
     response_format: dict[str, Any] | None = None
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
-    def asked(self) -> Asked:
+    def conversation(self) -> Conversation:
         """The question with its pictures and the conversation before it.
 
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
@@ -181,11 +189,11 @@ class ChatRequest(BaseModel):
             if present:
                 name = name[:100]
                 raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
-        return self._conversation()
+        return self._read_messages()
 
-    def _conversation(self) -> Asked:
+    def _read_messages(self) -> Conversation:
         """Messages of one user in a row are one question; system messages precede the first one."""
-        asked, texts, media = Asked(""), list[str](), list[str]()
+        conversation, texts, media = Conversation(""), list[str](), list[str]()
         for i, message in enumerate(self.messages):
             if message.role not in ("system", "developer", "user", "assistant"):
                 raise _unsupported(f"`messages[{i}]` is a {message.role} message: the agent executes its operations itself")
@@ -199,15 +207,15 @@ class ChatRequest(BaseModel):
                     raise _unsupported(f"`messages[{i}]` is an answer without a question: user and assistant messages alternate")
                 if not text:
                     raise _unsupported(f"`messages[{i}]` is an answer without text")
-                asked.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
+                conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
                 texts, media = [], []
                 continue
             texts += [text] if text else []
-            media += asked.attach(images, clips)
+            media += conversation.attach(images, clips)
         if self.messages[-1].role != "user":
             raise _unsupported("the last of `messages` must be a user message: the question")
-        asked.question = "\n".join(texts)
-        return asked
+        conversation.question = "\n".join(texts)
+        return conversation
 
 
 def _unsupported(message: str) -> ApiError:

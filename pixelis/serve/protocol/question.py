@@ -34,7 +34,7 @@ _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 
 @dataclass(slots=True)
-class Asked:
+class Conversation:
     """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges before it.
 
     The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question.
@@ -65,7 +65,7 @@ class QuestionBody(Protocol):
     seed: int | None
     user: str | None
 
-    def asked(self) -> Asked: ...
+    def conversation(self) -> Conversation: ...
 
 
 class ReplyFormat(Protocol):
@@ -115,16 +115,16 @@ def agent_query(
     top_p: float | None = None,
 ) -> AgentQuery:
     """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
-    asked = body.asked()
-    for text in [*(text for e in asked.history for text in (e.question, e.answer)), asked.question]:
+    conversation = body.conversation()
+    for text in [*(text for e in conversation.history for text in (e.question, e.answer)), conversation.question]:
         check_question(text, config.serve.max_question_chars, body.question_param)
-    shown = len(asked.images) + len(asked.clips) * config.dialogue.frames
+    shown = len(conversation.images) + len(conversation.clips) * config.dialogue.frames
     if shown > (most := config.dialogue.max_images):
-        frames = f", with {config.dialogue.frames} frames of each clip" if asked.clips else ""
+        frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
         message = f"{shown} pictures{frames}; at most {most} are allowed"
         raise ApiError(400, message, "too_many_images", body.image_param)
-    check_data_urls(asked.images, "image", body.image_param)
-    check_data_urls(asked.clips, "video", body.video_param)
+    check_data_urls(conversation.images, "image", body.image_param)
+    check_data_urls(conversation.clips, "video", body.video_param)
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
     top_p = default.top_p if top_p is None else top_p
@@ -133,15 +133,15 @@ def agent_query(
     # The learner expects log-probs of the configured sampling distribution: answers sampled differently are not learnt from.
     on_policy = (temperature, top_p, tokens) == (default.temperature, default.top_p, max_turn_tokens)
     return AgentQuery(
-        question=asked.question,
-        images=asked.images,
-        clips=asked.clips,
-        history=asked.history,
+        question=conversation.question,
+        images=conversation.images,
+        clips=conversation.clips,
+        history=conversation.history,
         samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
         sampling=SamplingParams(temperature, top_p, tokens, seed),
-        operations=operations and bool(config.toolbox.operations and (asked.images or asked.clips)),
+        operations=operations and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
         max_turns=max_turns or config.dialogue.max_turns_test,
-        learn=learn and bool(remember) and on_policy and operations and bool(asked.images or asked.clips),
+        learn=learn and bool(remember) and on_policy and operations and bool(conversation.images or conversation.clips),
         remember=remember,
         user=body.user or None,
     )
