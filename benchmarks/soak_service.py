@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 WHOLE = "whole tree"
 VICTIMS: dict[str, tuple[str, ...]] = {
     "gateway": ("Gateway",),
-    "ingress": ("haproxy", "HAProxyManager", "ProxyActor"),
+    "ingress": ("haproxy", "ProxyActor"),
+    "proxy actor": ("HAProxyManager", "ProxyActor"),
     "generator": ("Generator",),
     "memory shard": ("MemoryShard",),
     "Evolution": ("Evolution",),

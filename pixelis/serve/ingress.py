@@ -4,7 +4,8 @@ Serve starts the script `haproxy`, which runs this file, for each new configurat
 that the new one replaces. This process becomes HAProxy, because Serve compares process ids. Beside it a watcher waits for its
 end. If HAProxy was killed while Serve's proxy actor, its parent, lives on, the watcher starts a stand-in on the same port. Serve
 needs several failed health checks to notice the death, and seconds more to start another proxy actor; the HAProxy of that actor
-takes the port over from the stand-in as soon as it knows the gateways.
+takes the port over from the stand-in as soon as it knows the gateways. If the proxy actor was killed, its HAProxy serves until
+then: it has a session of its own, because the raylet ends the process group of a worker that died.
 
 Uses the standard library only and must not import pixelis: it runs isolated, in milliseconds.
 """
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from http import HTTPStatus
@@ -200,6 +202,8 @@ class Ingress:
             self.watch()
             arguments = arguments + (["-sf", str(predecessor)] if predecessor else [])
         self.path.write_text(text)
+        if os.getpgrp() != os.getpid():
+            os.setsid()
         # Without splice() (-dS): with it, version 2.8 misses half of the callers who disconnect before their reply begins, and
         # the work for them would continue until its deadline.
         os.execv(self.binary, [self.binary, "-dS", *arguments])
@@ -223,8 +227,11 @@ class Ingress:
             return
         os.setsid()
         if os.fork() == 0:
-            wait(None, haproxy)
-            if not wait(SHUTDOWN_S, manager, raylet) and self.serving.read_text() == str(own):
+            wait(None, haproxy, manager)
+            if not wait(0, haproxy):
+                wait(REPLACEMENT_S, haproxy, raylet)
+                signal.pidfd_send_signal(haproxy, signal.SIGKILL)
+            elif not wait(SHUTDOWN_S, manager, raylet) and self.serving.read_text() == str(own):
                 self.stand_in(raylet)
         os._exit(0)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -87,9 +88,9 @@ class Ingress:
 
     def actor(self) -> None:
         """Start the proxy actor."""
-        self.manager = subprocess.Popen(
-            [sys.executable, "-c", MANAGER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment, text=True
-        )
+        command = [sys.executable, "-c", MANAGER]
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.manager = subprocess.Popen(command, env=self.environment, start_new_session=True, **streams)
 
     def start(self, gateways: bool = True, replaces: int | None = None) -> int:
         """Start a HAProxy for a configuration with or without gateways; returns its process id."""
@@ -286,7 +287,7 @@ def test_a_killed_ingress_is_replaced_while_its_proxy_actor_lives(ingress: Ingre
 def test_an_ingress_without_its_proxy_actor_serves_until_the_next_one(ingress: Ingress) -> None:
     ingress.start()
     assert until(lambda: ingress.status() == 200)
-    ingress.manager.kill()
+    os.killpg(ingress.manager.pid, signal.SIGKILL)  # the raylet does so when a worker has died
     ingress.manager.wait()
     assert ingress.status() == 200
     ingress.actor()
