@@ -74,7 +74,7 @@ class AfterReply:
             self.counts["skipped"] += 1
             answer.remembered = "queue full" if remember else "no"
             return
-        id, later = new_id("exp"), query.remember == "later"
+        id, later = query.experience_id or new_id("exp"), query.remember == "later"
         storing = asyncio.create_task(self._remember(id, answer, query, lookup, remember, START_DELAY_S if later else 0.0))
         self._start(id, self._follow(id, answer, query.voter, lookup, storing, learn))
         if later:

@@ -17,7 +17,8 @@ class AgentQuery:
     """A validated question. ``images`` and ``clips`` are data URLs; ``history`` names them by id (``img0``, ``vid0``, ...).
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
-    ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped.
+    ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped. ``experience_id`` is the id to store
+    it under, a new one if None.
     """
 
     question: str
@@ -32,6 +33,7 @@ class AgentQuery:
     history: list[Exchange] = field(default_factory=list)
     user: str | None = None
     voter: str = ""
+    experience_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 from gateway_helpers import messages
 from scripted import KEY, picture_url
-from test_gateway_bad_input import AGENT_FIELDS, BODIES, CHAT_FIELDS, FIELDS, QUESTIONS, REFUSED_PICTURES, agent, chat
+from test_gateway_bad_input import AGENT_FIELDS, BODIES, CHAT_FIELDS, FIELDS, QUESTIONS, REFUSED_PICTURES, agent, chat, responses
 
-ROUTES = {"/v1/agent": agent, "/v1/chat/completions": chat}
+ROUTES = {"/v1/agent": agent, "/v1/chat/completions": chat, "/v1/responses": responses}
 TYPES: dict[str, list[Any]] = {
     "text": [7, 1.5, True, [], {}, [["x"]]],
     "count": [0, -1, 1.5, "1", True, [], {}, "1"],

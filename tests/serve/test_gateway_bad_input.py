@@ -216,6 +216,12 @@ def chat(question: str = "say 7", image: Any = None, **more: Any) -> dict[str, A
     return {"model": "pixelis-nano", "messages": messages(question, picture_url() if image is None else image), **more}
 
 
+def responses(question: str = "say 7", image: Any = None, **more: Any) -> dict[str, Any]:
+    parts = [{"type": "input_text", "text": question}, {"type": "input_image"}]
+    parts[1]["image_url"] = picture_url() if image is None else image
+    return {"model": "pixelis-nano", "input": [{"role": "user", "content": parts}], **more}
+
+
 def check_refused(response: httpx.Response, code: str | None = None) -> None:
     assert response.status_code in (400, 404), response.text
     assert code is None or error_of(response)["code"] == code

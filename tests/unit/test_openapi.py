@@ -18,6 +18,7 @@ from pixelis.serve.state import GatewayState
 
 BODIES = {
     "/v1/chat/completions": ("ChatRequest", "ChatCompletion"),
+    "/v1/responses": ("ResponsesRequest", "ResponseObject"),
     "/v1/agent": ("AgentRequest", "AgentReply"),
     "/v1/feedback": ("FeedbackRequest", "FeedbackReply"),
     "/v1/evolution/pause": ("EmptyRequest", "EvolutionReply"),

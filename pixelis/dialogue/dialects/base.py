@@ -182,6 +182,14 @@ class Dialect(ABC):
             return False
         return "</think>" not in text or text.lstrip().startswith("<think>")
 
+    def thought(self, text: str) -> str:
+        """What a policy turn says before its call or answer, without tags. ``text`` may be the beginning of a turn."""
+        think, body = self._split(text)
+        if think is None:
+            first = min((place for tag in self.tags if "think" not in tag and (place := body.find(tag)) >= 0), default=None)
+            think = body[:first].replace("<think>", "", 1)
+        return think.strip()
+
     def _chosen(self, body: str) -> re.Match[str] | None:
         """The complete call that counts, None without one."""
         calls = list(self._call.finditer(body))

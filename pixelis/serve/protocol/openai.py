@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
-from pixelis.records import Exchange, Trajectory, Verdict, new_id
+from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.conversation import ReadMessage, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
@@ -26,27 +26,7 @@ from pixelis.serve.protocol.question import (
     sse_event,
 )
 
-IGNORED = {
-    *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "tool_choice", "function_call", "priority", "request_id", "cache_salt"),
-}
-"""Fields of OpenAI and vLLM without influence on the answer to a request without tools."""
 MAX_STOPS = 4
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "best_of": (1,),
-    "min_tokens": (0,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
-}
-"""Values of further fields that change nothing; null, false and empty ones never do."""
-_BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|ai|model)[.!]?", re.IGNORECASE)
-"""System messages that only name the model's role, which many clients send by default."""
 
 
 class LenientModel(BaseModel):
@@ -182,44 +162,12 @@ class ChatRequest(BaseModel):
             "web_search_options": self.web_search_options is not None,
             "response_format": self.response_format is not None and self.response_format.get("type") != "text",
         }
-        for name, value in (self.model_extra or {}).items():
-            neutral = value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(name, ())
-            unsupported[name] = name not in IGNORED and not neutral
-        for name, present in unsupported.items():
-            if present:
-                name = name[:100]
-                raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
-        return self._read_messages()
+        refuse_unsupported(unsupported, self.model_extra)
+        return read_messages(self._messages(), "messages")
 
-    def _read_messages(self) -> Conversation:
-        """Messages of one user in a row are one question; system messages precede the first one."""
-        conversation, texts, media = Conversation(""), list[str](), list[str]()
+    def _messages(self) -> Iterator[ReadMessage]:
         for i, message in enumerate(self.messages):
-            if message.role not in ("system", "developer", "user", "assistant"):
-                raise _unsupported(f"`messages[{i}]` is a {message.role} message: the agent executes its operations itself")
-            text, images, clips = message.content_of(f"messages[{i}]")
-            if message.role in ("system", "developer"):
-                if any(earlier.role in ("user", "assistant") for earlier in self.messages[:i]):
-                    raise _unsupported(f"`messages[{i}]`: system messages precede the first question")
-                text = "" if _BLAND.fullmatch(text) else text
-            elif message.role == "assistant":
-                if i == 0 or self.messages[i - 1].role != "user":
-                    raise _unsupported(f"`messages[{i}]` is an answer without a question: user and assistant messages alternate")
-                if not text:
-                    raise _unsupported(f"`messages[{i}]` is an answer without text")
-                conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
-                texts, media = [], []
-                continue
-            texts += [text] if text else []
-            media += conversation.attach(images, clips)
-        if self.messages[-1].role != "user":
-            raise _unsupported("the last of `messages` must be a user message: the question")
-        conversation.question = "\n".join(texts)
-        return conversation
-
-
-def _unsupported(message: str) -> ApiError:
-    return ApiError(400, message, "unsupported_conversation", "messages")
+            yield ReadMessage(message.role, *message.content_of(f"messages[{i}]"))
 
 
 class Usage(BaseModel):

@@ -1,0 +1,89 @@
+"""What OpenAI's two question routes share: fields that are ignored or refused by name, and messages read as a conversation."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pixelis.records import Exchange
+from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.protocol.question import Conversation
+
+IGNORED = {
+    *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("parallel_tool_calls", "tool_choice", "function_call", "priority", "request_id", "cache_salt"),
+}
+"""Fields of OpenAI and vLLM without influence on the answer to a request without tools."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "best_of": (1,),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+}
+"""Values of further fields that change nothing; null, false and empty ones never do."""
+_BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|ai|model)[.!]?", re.IGNORECASE)
+"""System messages that only name the model's role, which many clients send by default."""
+
+
+class ReadMessage(NamedTuple):
+    """A message: its role, text, and the URLs of its pictures and clips."""
+
+    role: str
+    text: str
+    images: list[str]
+    clips: list[str]
+
+
+def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
+    """Raises ApiError 400 for the first field that is ``unsupported``, or ``unknown`` with a value that means something."""
+    fields = dict(unsupported)
+    for name, value in (unknown or {}).items():
+        neutral = value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(name, ())
+        fields[name] = name not in IGNORED and not neutral
+    for name, present in fields.items():
+        if present:
+            name = name[:100]
+            raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
+
+
+def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None) -> Conversation:
+    """The conversation of the messages of ``param``, which continue ``earlier``.
+
+    Messages of one user in a row are one question; system messages precede the first one. Raises ApiError 400 otherwise.
+    """
+    conversation = copy.deepcopy(earlier) if earlier is not None else Conversation("")
+    texts, media, roles = list[str](), list[str](), list[str]()
+
+    def refuse(problem: str) -> ApiError:
+        return ApiError(400, problem, "unsupported_conversation", param)
+
+    for i, (role, text, images, clips) in enumerate(messages):
+        if role not in ("system", "developer", "user", "assistant"):
+            raise refuse(f"`{param}[{i}]` is a {role} message: the agent executes its operations itself")
+        if role in ("system", "developer"):
+            if {"user", "assistant"}.intersection(roles):
+                raise refuse(f"`{param}[{i}]`: system messages precede the first question")
+            text = "" if _BLAND.fullmatch(text) else text
+        elif role == "assistant":
+            if not roles or roles[-1] != "user":
+                raise refuse(f"`{param}[{i}]` is an answer without a question: user and assistant messages alternate")
+            if not text:
+                raise refuse(f"`{param}[{i}]` is an answer without text")
+            conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
+            texts, media = [], []
+        roles.append(role)
+        if role != "assistant":
+            texts += [text] if text else []
+            media += conversation.attach(images, clips)
+    if roles[-1:] != ["user"]:
+        raise refuse(f"the last of `{param}` must be a user message: the question")
+    conversation.question = "\n".join(texts)
+    return conversation

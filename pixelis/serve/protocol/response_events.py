@@ -1,0 +1,116 @@
+"""Output items of a response, and the events that announce them in a stream, with OpenAI's names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pixelis.dialogue.dialects import DIALECTS
+from pixelis.records import Action, Observation, Turn, new_id
+from pixelis.serve.protocol.question import sse_event
+
+SERVER = "pixelis"
+"""``server_label`` of operations, which OpenAI's format knows as calls that a server has executed."""
+
+
+class ResponseEvents:
+    """Builds ``output`` from the turns of one sample. Each method returns the events of what it adds."""
+
+    def __init__(self, dialect: str):
+        self.dialect = DIALECTS[dialect]
+        self.output: list[dict[str, Any]] = []
+        self.calls: list[int] = []
+        """Places of the calls that have no result yet."""
+        self.number = 0
+        self.attempt = 0
+
+    def event(self, kind: str, **fields: Any) -> str:
+        """One event with the next sequence number."""
+        self.number += 1
+        return sse_event({"type": kind, "sequence_number": self.number - 1, **fields}, kind)
+
+    def turn(self, turn: Turn, attempt: int = 0) -> list[str]:
+        """A turn after the prompt. A higher ``attempt`` starts over: what a lower one has not finished stays incomplete."""
+        events = self.finish() if attempt > self.attempt else []
+        self.attempt = max(self.attempt, attempt)
+        if turn.is_policy:
+            events += self._thought(self.dialect.thought(turn.text))
+            for action in turn.actions:
+                events += self._call(action)
+        elif turn.role == "tool" and self.calls and turn.observation is not None:
+            events += self._result(self.calls.pop(0), turn.observation)
+        return events
+
+    def item(self, item: dict[str, Any]) -> list[str]:
+        """A finished item."""
+        self.output.append(item)
+        place = len(self.output) - 1
+        return [self.event(f"response.output_item.{name}", output_index=place, item=item) for name in ("added", "done")]
+
+    def message(self, text: str | None, refusal: str | None) -> list[str]:
+        """The answer, or the reason why there is none."""
+        kind, name = ("output_text", "text") if text is not None else ("refusal", "refusal")
+        content = (text if text is not None else refusal) or ""
+        part = {"type": kind, name: content, **({"annotations": [], "logprobs": []} if text is not None else {})}
+        item = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        delta: dict[str, Any] = {"logprobs": []} if text is not None else {}
+        events, place = self._open(item, {**part, name: ""})
+        events += [
+            self.event(f"response.{kind}.delta", **place, delta=content, **delta),
+            self.event(f"response.{kind}.done", **place, **{name: content}, **delta),
+        ]
+        return events + self._close(place, part)
+
+    def finish(self) -> list[str]:
+        """Mark what is not finished as incomplete."""
+        places, self.calls = self.calls, []
+        return [event for place in places for event in self._done(place, status="incomplete")]
+
+    def _thought(self, text: str) -> list[str]:
+        if not text:
+            return []
+        item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
+        part = {"type": "reasoning_text", "text": text}
+        events, place = self._open(item, {**part, "text": ""})
+        events.append(self.event("response.reasoning_text.delta", **place, delta=text))
+        events.append(self.event("response.reasoning_text.done", **place, text=text))
+        return events + self._close(place, part)
+
+    def _call(self, action: Action) -> list[str]:
+        arguments = json.dumps({"target": action.target, **action.arguments} if action.target else action.arguments)
+        item: dict[str, Any] = {"id": new_id("mcp"), "type": "mcp_call", "server_label": SERVER, "name": action.op}
+        item |= {"arguments": arguments, "output": None, "error": None, "status": "in_progress"}
+        self.output.append(item)
+        self.calls.append(len(self.output) - 1)
+        place = {"output_index": len(self.output) - 1, "item_id": item["id"]}
+        return [
+            self.event("response.output_item.added", output_index=place["output_index"], item={**item, "arguments": ""}),
+            self.event("response.mcp_call.in_progress", **place),
+            self.event("response.mcp_call_arguments.done", **place, arguments=arguments),
+        ]
+
+    def _result(self, index: int, observation: Observation) -> list[str]:
+        failed = observation.status == "error"
+        error = {
+            "type": "mcp_tool_execution_error",
+            "content": [{"type": "text", "text": f"{observation.code}: {observation.text}"}],
+        }
+        output = {"error": error} if failed else {"output": observation.text}
+        status = "failed" if failed else "completed"
+        event = self.event(f"response.mcp_call.{status}", output_index=index, item_id=self.output[index]["id"])
+        return [event, *self._done(index, status=status, **output)]
+
+    def _open(self, item: dict[str, Any], part: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        """Add an item with one part; returns the events and the fields that name the part."""
+        self.output.append(item)
+        place = {"output_index": len(self.output) - 1, "item_id": item["id"], "content_index": 0}
+        added = self.event("response.output_item.added", output_index=place["output_index"], item=item)
+        return [added, self.event("response.content_part.added", **place, part=part)], place
+
+    def _close(self, place: dict[str, Any], part: dict[str, Any]) -> list[str]:
+        done = self.event("response.content_part.done", **place, part=part)
+        return [done, *self._done(place["output_index"], status="completed", content=[part])]
+
+    def _done(self, index: int, **changes: Any) -> list[str]:
+        self.output[index] = {**self.output[index], **changes}
+        return [self.event("response.output_item.done", output_index=index, item=self.output[index])]

@@ -1,0 +1,297 @@
+"""OpenAI's responses: bodies of ``POST /v1/responses``, and its reply with the reasoning and operations behind the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from pixelis.config import Config
+from pixelis.records import new_id
+from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.conversation import ReadMessage, read_messages, refuse_unsupported
+from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.serve.protocol.openai import ChatCompletion, LenientModel, PixelisFields, Usage, unknown_model
+from pixelis.serve.protocol.question import (
+    MAX_EXCHANGES,
+    MAX_PARTS,
+    Conversation,
+    agent_query,
+    model_name,
+    reply_cache_key,
+)
+from pixelis.serve.protocol.response_events import ResponseEvents
+
+PREFIX = "resp_"
+RESPONSE_ID = r"^resp_[0-9a-f]{16}$"
+MAX_ITEMS = 16 * MAX_EXCHANGES
+"""Longest list of input items, those of earlier outputs included."""
+INCLUDED = ("reasoning.encrypted_content", "message.input_image.image_url")
+"""Values of ``include`` without an effect: nothing is encrypted, and the input is the caller's own."""
+PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video")
+EARLIER_OUTPUT = ("reasoning", "mcp_call")
+"""Items of an earlier output that are no context: the answer to which they led is."""
+
+
+class InputPart(LenientModel):
+    """One part of a message: text, a picture or a clip, or the text of an earlier answer."""
+
+    type: Literal["input_text", "output_text", "refusal", "input_image", "input_video"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    video_url: str | None = None
+    detail: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in PARTS:
+            text = "parts of type `{kind}` are not supported: send `input_text`, `input_image` and `input_video` parts"
+            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
+        return part
+
+
+class InputItem(LenientModel):
+    """A message, or an item of an earlier output. Of those only the answer, a message too, is context of the question."""
+
+    type: Literal["message", "reasoning", "mcp_call"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: text_or(Annotated[list[InputPart], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, item: Any) -> Any:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if isinstance(kind, str) and kind not in ("message", *EARLIER_OUTPUT):
+            text = "items of type `{kind}` are not supported: send messages"
+            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
+        return {"type": kind} if kind in EARLIER_OUTPUT else item
+
+    def message(self, param: str) -> ReadMessage:
+        """The message's text, pictures and clips. Raises ApiError 400 for one without a role or a part without content."""
+        if self.role is None:
+            raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
+        parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
+        texts, images, clips = list[str](), list[str](), list[str]()
+        fields = {"input_image": "image_url", "input_video": "video_url", "refusal": "refusal"}
+        for j, part in enumerate(parts):
+            place, name = f"{param}.content[{j}]", fields.get(part.type, "text")
+            content = getattr(part, name)
+            if content is None:
+                raise ApiError(400, f"a part of type `{part.type}` needs `{name}`", "invalid_value", place)
+            if name in ("text", "refusal"):
+                texts.append(content.strip())
+            elif self.role != "user":
+                message = f"pictures belong in a user message, not in a {self.role} message"
+                raise ApiError(400, message, "invalid_value", place)
+            else:
+                (images if name == "image_url" else clips).append(content)
+        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
+
+
+class ResponsesRequest(BaseModel):
+    """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a stored one before it.
+
+    ``instructions`` precede the question. ``store`` false stores no experience. Fields that would change the reply but are not
+    supported (``tools``, ``background``, ...) are errors, and so are unknown ones.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    question_param: ClassVar[str] = "input"
+    image_param: ClassVar[str] = "input"
+    video_param: ClassVar[str] = "input"
+    model: str
+    input: text_or(Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)])  # type: ignore[valid-type]
+    instructions: str | None = None
+    previous_response_id: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    max_output_tokens: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    metadata: Annotated[dict[str, PlainText], Field(max_length=16)] | None = None
+    include: list[str] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: str | None = None
+    tools: list[Any] | None = None
+    max_tool_calls: int | None = None
+    top_logprobs: int | None = None
+    background: bool | None = None
+    conversation_: Any = Field(None, alias="conversation")
+    prompt: Any = None
+    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
+    _earlier: Conversation = PrivateAttr(default_factory=lambda: Conversation(""))
+
+    def continue_from(self, earlier: Conversation) -> None:
+        """Let the conversation of ``previous_response_id`` precede the question."""
+        self._earlier = earlier
+
+    def conversation(self) -> Conversation:
+        """The question with its pictures and the conversation before it.
+
+        Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
+        """
+        text, reasoning = self.text or {}, self.reasoning or {}
+        unsupported = {
+            "tools": bool(self.tools),
+            "max_tool_calls": self.max_tool_calls is not None,
+            "top_logprobs": bool(self.top_logprobs),
+            "background": bool(self.background),
+            "conversation": self.conversation_ is not None,
+            "prompt": self.prompt is not None,
+            "truncation": self.truncation not in (None, "disabled"),
+            "text.format": text.get("format") not in (None, {"type": "text"}),
+            "text.verbosity": text.get("verbosity") not in (None, "medium"),
+            "reasoning.effort": reasoning.get("effort") is not None,
+            "include": bool(set(self.include or ()).difference(INCLUDED)),
+        }
+        refuse_unsupported(unsupported, self.model_extra)
+        return read_messages(self._messages(), "input", self._earlier)
+
+    def _messages(self) -> Iterator[ReadMessage]:
+        if self.instructions and self.instructions.strip():
+            yield ReadMessage("developer", self.instructions.strip(), [], [])
+        if isinstance(self.input, str):
+            yield ReadMessage("user", self.input.strip(), [], [])
+            return
+        for i, item in enumerate(self.input):
+            if item.type == "message":
+                yield item.message(f"input[{i}]")
+
+
+class ResponseObject(BaseModel):
+    """Reply of ``POST /v1/responses``.
+
+    ``output`` is the winning sample: a ``reasoning`` item for each thought, an ``mcp_call`` item for each pixel operation (the
+    service has executed it), and the ``message`` with the elected answer. The output of a stream has the thoughts and operations
+    that were streamed, those of the first sample. ``status`` is "incomplete" if no sample reached an answer for want of tokens.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[dict[str, Any]] = Field(default_factory=list)
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    temperature: float
+    top_p: float
+    max_output_tokens: int | None = None
+    parallel_tool_calls: bool = False
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[Any] = Field(default_factory=list)
+    text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
+    reasoning: dict[str, Any] = Field(default_factory=lambda: {"effort": None, "summary": None})
+    truncation: Literal["disabled"] = "disabled"
+    metadata: dict[str, str] = Field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    pixelis: PixelisFields | None = None
+
+
+class ResponsesFormat:
+    """The ReplyFormat of ``/v1/responses``; streams have OpenAI's events.
+
+    The id of a response is that of its experience, so that ``previous_response_id`` finds it.
+    """
+
+    def __init__(self, config: Config, request: ResponsesRequest, started: float):
+        self.caller, self.started = Caller(), started
+        model = model_name(config)
+        if request.model not in (model, config.policy.model):
+            raise unknown_model(request.model, model)
+        self.stream = bool(request.stream)
+        stored = request.store is not False
+        tokens, top_p = request.max_output_tokens, request.top_p
+        self.query = agent_query(config, request, max_tokens=tokens, top_p=top_p, remember=stored, learn=stored)
+        self.query = dataclasses.replace(self.query, experience_id=new_id("exp"))
+        self.cache_key = reply_cache_key("/v1/responses", self.query, request.seed)
+        self.base = ResponseObject(
+            id=PREFIX + (self.query.experience_id or "").removeprefix("exp_"),
+            created_at=int(time.time()),
+            status="in_progress",
+            model=model,
+            instructions=request.instructions,
+            previous_response_id=request.previous_response_id,
+            store=stored,
+            temperature=self.query.sampling.temperature,
+            top_p=self.query.sampling.top_p,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+        )
+        self.events = ResponseEvents(config.dialogue.dialect)
+
+    async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
+        """A ResponseObject."""
+        completion = ChatCompletion.of(self.base.model, answer, time.monotonic() - self.started)
+        choice, usage = completion.choices[0], Usage.of(answer.group.trajectories)
+        items = ResponseEvents(answer.winner.dialect)
+        for turn in answer.winner.turns:
+            items.turn(turn)
+        items.message(choice.message.content, choice.message.refusal)
+        truncated = choice.finish_reason == "length"
+        changes = {
+            "completed_at": int(time.time()),
+            "status": "incomplete" if truncated else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+            "output": items.output,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.total_tokens,
+            },
+            "pixelis": completion.pixelis,
+        }
+        return self.base.model_copy(update=changes).model_dump(mode="json")
+
+    def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """The cached response with this request's parameters and times. It keeps its id, that of its experience."""
+        own = ("instructions", "previous_response_id", "metadata", "max_output_tokens", "created_at")
+        fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
+        own_fields = self.base.model_dump(mode="json", include=set(own))
+        self.base = self.base.model_copy(update={"id": reply["id"]})
+        return {**reply, **own_fields, "completed_at": int(time.time()), "pixelis": fields}
+
+    def stream_start(self) -> str:
+        """``response.created`` and ``response.in_progress``."""
+        response = self.base.model_dump(mode="json")
+        return "".join(self.events.event(f"response.{name}", response=response) for name in ("created", "in_progress"))
+
+    def stream_turn(self, event: TurnEvent) -> str:
+        """The thought, the operations and their results of a turn of the first sample."""
+        return "".join(self.events.turn(event.turn, event.attempt)) if event.sample == 0 else ""
+
+    def stream_end(self, reply: dict[str, Any]) -> list[str]:
+        """The message, and ``response.completed`` or ``response.incomplete`` with the response."""
+        events = self.events.finish() or [e for item in reply["output"][:-1] for e in self.events.item(item)]
+        (part,) = reply["output"][-1]["content"]
+        events += self.events.message(part.get("text"), part.get("refusal"))
+        response = {**reply, "output": self.events.output}
+        return [*events, self.events.event(f"response.{reply['status']}", response=response)]
+
+    def stream_error(self, error: ApiError) -> str:
+        """``error`` with the fields of an error body, and ``response.failed``."""
+        details = error.body()["error"]
+        response = self.base.model_copy(
+            update={"status": "failed", "error": {"code": details["code"], "message": details["message"]}}
+        ).model_dump(mode="json")
+        fields = {name: details[name] for name in ("code", "message", "param")}
+        return self.events.event("error", **fields) + self.events.event("response.failed", response=response)

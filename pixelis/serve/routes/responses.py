@@ -1,0 +1,76 @@
+"""``POST /v1/responses``: OpenAI's responses, which may continue a stored one."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+
+from pixelis.errors import DataFailure
+from pixelis.records import Exchange, Experience
+from pixelis.serve.agent import data_url
+from pixelis.serve.dependencies import Admitted, QuestionBody, RequestTiming, Sender, State
+from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.protocol.question import Conversation
+from pixelis.serve.protocol.responses import PREFIX, RESPONSE_ID, ResponseObject, ResponsesFormat, ResponsesRequest
+from pixelis.serve.request_handler import respond, signed
+from pixelis.serve.routes.chat import CHECKS, STREAM
+from pixelis.serve.state import GatewayState
+
+router = APIRouter(tags=["questions"], dependencies=CHECKS)
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAM}})
+async def create_response(
+    state: State,
+    caller: Sender,
+    timing: RequestTiming,
+    body: Annotated[ResponsesRequest, Depends(QuestionBody(ResponsesRequest))],
+    admitted: Admitted,
+) -> Response:
+    """Answer a question by the vote of several samples. With `stream`, send the reasoning, the operations and the answer."""
+    if body.previous_response_id is not None:
+        body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
+    return await respond(state, signed(ResponsesFormat, state.config, body, timing.started, caller), timing.deadline)
+
+
+async def _conversation(state: GatewayState, caller: Caller, id: str, user: str | None) -> Conversation:
+    """The conversation up to the answer of a response of the same caller and user. Raises ApiError 400."""
+    experience = await _experience(state, id)
+    # Deleting a user deletes what came from it, so that nobody else may go on with it.
+    if experience is None or experience.user != caller.owner(user):
+        message = f"the response {id[:80]} is not stored: send the earlier messages in `input`"
+        raise ApiError(400, message, "previous_response_not_found", "previous_response_id")
+
+    def refuse(reason: str) -> ApiError:
+        return ApiError(
+            400, f"{reason}: send the earlier messages in `input`", "unsupported_conversation", "previous_response_id"
+        )
+
+    question, answer = experience.question, experience.verdict.answer
+    if answer is None:
+        raise refuse("that response has no answer")
+    if any(media.kind == "video" for media in question.media):
+        raise refuse("clips are not stored")
+    assert state.agent.memory is not None
+    pictures = await state.with_timeout(state.agent.memory.pictures(experience.id)) if question.media else {}
+    if any(media.id not in pictures for media in question.media):
+        raise refuse("the pictures of that response are not stored")
+    images = [data_url(pictures[media.id]) for media in question.media]
+    earlier = {id for exchange in question.history for id in exchange.media}
+    own = [media.id for media in question.media if media.id not in earlier]
+    exchange = Exchange(question=question.question, answer=answer, media=own)
+    return Conversation("", images, history=[*question.history, exchange])
+
+
+async def _experience(state: GatewayState, id: str) -> Experience | None:
+    memory = state.agent.memory
+    if memory is None or re.match(RESPONSE_ID, id) is None:
+        return None
+    try:
+        return await state.with_timeout(memory.get("exp_" + id.removeprefix(PREFIX)))
+    except DataFailure as error:
+        raise ApiError(500, f"{error.message}: its operator can repair it from an export", error.code) from None

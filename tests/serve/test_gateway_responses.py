@@ -1,0 +1,133 @@
+"""``/v1/responses`` with the official client: output items, events of a stream, conversations, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from scripted import KEY, Deployed, picture_url
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+        yield client
+
+
+def asked(text: str) -> list[Any]:
+    parts = [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": picture_url(), "detail": "auto"}]
+    return [{"role": "user", "content": parts}]
+
+
+def create(client: openai.OpenAI, input: Any, **options: Any) -> Any:
+    return client.responses.create(model="pixelis-nano", input=input, **options)
+
+
+def test_a_response_has_the_thoughts_operations_and_answer_of_the_winner(client: openai.OpenAI) -> None:
+    response = create(client, asked("say 7,8,7,7"), instructions="Be brief.", metadata={"a": "b"})
+    assert (response.output_text, response.status, response.error) == ("7", "completed", None)
+    assert [item.type for item in response.output] == ["reasoning", "mcp_call", "message"]
+    thought, call, _ = response.output
+    assert thought.content[0].text == "zoom"
+    assert (call.name, call.status, call.output) == ("zoom_in", "completed", "obs1 = zoom_in(img0)")
+    assert "0.25" in call.arguments
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (3, 12, 15)
+    assert (response.metadata, response.instructions) == ({"a": "b"}, "Be brief.")
+    assert response.model_extra["pixelis"]["confidence"] == 0.75
+
+
+def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
+    first = create(client, asked("say 7"), user="anna")
+    second = create(client, "recall", previous_response_id=first.id, user="anna")
+    assert (second.output_text, second.previous_response_id) == ("7 1 of 1", first.id)
+    third = create(client, asked("recall"), previous_response_id=second.id, user="anna")
+    assert third.output_text == "77 1 of 1 10 of 2"
+    for id, user in ((first.id, "bob"), ("resp_0123456789abcdef", "anna"), ("../x", "anna")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(client, "recall", previous_response_id=id, user=user)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+    unstored = create(client, asked("say 7"), store=False)
+    with pytest.raises(openai.BadRequestError, match="not stored"):
+        create(client, "recall", previous_response_id=unstored.id)
+
+
+def test_earlier_output_items_are_context(client: openai.OpenAI) -> None:
+    first = create(client, asked("say 7"))
+    output = [item.model_dump() for item in first.output]
+    second = create(client, [*asked("say 7"), *output, {"role": "user", "content": "recall"}])
+    assert second.output_text == "7 1 of 1"
+
+
+def test_a_stream_has_openais_events(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="pixelis-nano", input=asked("say 7,8,8,8")) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    for kind in ("reasoning_text.delta", "mcp_call.completed", "output_text.delta", "output_item.done"):
+        assert f"response.{kind}" in kinds
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "8"
+    added = [e.item.id for e in events if e.type == "response.output_item.added"]
+    assert added == [item.id for item in final.output]
+    assert (final.output_text, final.id) == ("8", events[0].response.id)
+    follow_up = create(client, "recall", previous_response_id=final.id)
+    assert follow_up.output_text == "8 1 of 1"
+
+
+def test_a_repeated_request_is_the_same_response(client: openai.OpenAI) -> None:
+    first = create(client, asked("say 7 once"), temperature=0)
+    again = create(client, asked("say 7 once"), temperature=0)
+    assert (again.id, again.model_extra["pixelis"]["cached"]) == (first.id, True)
+    with client.responses.stream(model="pixelis-nano", input=asked("say 7 once"), temperature=0) as stream:
+        final = stream.get_final_response()
+    assert (final.id, [item.type for item in final.output]) == (first.id, ["reasoning", "mcp_call", "message"])
+
+
+def test_no_answer_is_incomplete_with_a_refusal(client: openai.OpenAI) -> None:
+    response = create(client, asked("say none"))
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output[-1].content[0].type == "refusal"
+
+
+def test_a_stream_that_fails_ends_with_an_error(client: openai.OpenAI) -> None:
+    events = list(create(client, asked("break"), stream=True))
+    assert [e.type for e in events[-2:]] == ["error", "response.failed"]
+    assert (events[-2].code, events[-1].response.status) == ("internal_error", "failed")
+    assert "secret" not in str(events)
+
+
+@pytest.mark.parametrize(
+    ("input", "options", "code", "param"),
+    [
+        ("q", {"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
+        ("q", {"background": True}, "unsupported_parameter", "background"),
+        ("q", {"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        ("q", {"reasoning": {"effort": "low"}}, "unsupported_parameter", "reasoning.effort"),
+        ("q", {"extra_body": {"top_k": 5}}, "unsupported_parameter", "top_k"),
+        ("q", {"extra_body": {"conversation": "c"}}, "unsupported_parameter", "conversation"),
+        ([{"type": "function_call_output", "call_id": "c", "output": "x"}], {}, "unsupported_part", "input[0]"),
+        ([{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}], {}, "unsupported_part", "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_image"}]}], {}, "invalid_value", "input[0].content[0]"),
+        ([{"role": "assistant", "content": "7"}], {}, "unsupported_conversation", "input"),
+        ([], {}, "invalid_value", "input"),
+        ("", {}, "empty_question", "input"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(client: openai.OpenAI, input: Any, options: Any, code: str, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, input, **options)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+def test_a_picture_elsewhere_is_never_fetched(client: openai.OpenAI) -> None:
+    parts = [{"type": "input_text", "text": "q"}, {"type": "input_image", "image_url": "https://example.com/a.png"}]
+    with pytest.raises(openai.BadRequestError, match="data URL"):
+        create(client, [{"role": "user", "content": parts}])
+    with pytest.raises(openai.NotFoundError, match="pixelis-nano"):
+        client.responses.create(model="gpt-9", input="q")
