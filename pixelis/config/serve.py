@@ -8,6 +8,12 @@ from pixelis.config.base import Section
 from pixelis.config.engine import SamplingConfig
 
 
+class FilesConfig(Section):
+    max_files: int = Field(100, ge=0, description="maximum number of uploaded files of a key; 0: no uploads")
+    max_bytes: int = Field(500_000_000, ge=1, description="maximum size of all uploaded files of a key")
+    ttl_s: float = Field(2_592_000.0, ge=3600, description="seconds after which an uploaded file is deleted")
+
+
 class ServeConfig(Section):
     host: str = Field("127.0.0.1", description="address to bind to; any address but loopback requires an API key")
     port: int = Field(8000, ge=1, le=65535, description="port of the HTTP gateway")
@@ -56,6 +62,7 @@ class ServeConfig(Section):
     )
     cache: int = Field(1000, ge=0, description="cached replies per replica for repeated requests (seeded or greedy); 0: none")
     cache_ttl_s: float = Field(3600.0, gt=0, description="seconds that a cached reply is valid")
+    files: FilesConfig = Field(FilesConfig(), description="uploads (/v1/files)")
     read_only: bool = Field(False, description="only answer: no memory, updates, feedback or review, and nothing is written")
     page: bool = Field(True, description="serve the web page at /")
 

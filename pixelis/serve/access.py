@@ -7,6 +7,7 @@ import ipaddress
 import secrets
 import time
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -55,6 +56,12 @@ class Access:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise ApiError(415, "the content type must be application/json", "content_type")
+
+    def require_own_origin(self, request: Request) -> None:
+        """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post forms."""
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise ApiError(403, "forms of other sites are not accepted", "origin_not_allowed")
 
     def require_writable(self) -> None:
         """Raises ApiError 403 if the service is read-only."""

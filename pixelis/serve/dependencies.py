@@ -19,7 +19,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import ClientDisconnect
 
 from pixelis.serve.keys import Caller, Scope
+from pixelis.serve.multipart import FormField, read_form
 from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
+from pixelis.serve.protocol.files import FORM_SCHEMA
 from pixelis.serve.quotas import KeyQuota
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
@@ -148,6 +150,14 @@ class QuestionBody(JsonBody[Model]):
         return parse_body(self.model, await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s))
 
 
+async def read_upload(state: State, request: Request, timing: RequestTiming) -> dict[str, FormField]:
+    """The form of an upload, capped like a question's body. Raises ApiError 403 for a form of another site, 415, 400."""
+    state.access.require_own_origin(request)
+    s = state.config.serve
+    body = await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)
+    return read_form(request.headers.get("content-type", ""), body)
+
+
 async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
     """The body.
 
@@ -189,4 +199,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
             content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.model.__name__}"}}}
             for method in route.methods:
                 description["paths"][route.path_format][method.lower()]["requestBody"] = {"required": True, "content": content}
+        if any(d.call is read_upload for d in route.dependant.dependencies):
+            form = {"multipart/form-data": {"schema": FORM_SCHEMA}}
+            description["paths"][route.path_format]["post"]["requestBody"] = {"required": True, "content": form}
     return description

@@ -32,7 +32,7 @@ from pixelis.serve.dependencies import openapi
 from pixelis.serve.limits import running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.responses import add_exception_handlers
-from pixelis.serve.routes import agent, chat, evolution, experiences, health, responses
+from pixelis.serve.routes import agent, chat, evolution, experiences, files, health, responses
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
@@ -58,7 +58,7 @@ def create_app(state: GatewayState) -> FastAPI:
     )
     app.state.gateway = state
     app.openapi = functools.cache(functools.partial(openapi, app))  # type: ignore[method-assign]
-    for routes in (chat, responses, agent, experiences, evolution, health):
+    for routes in (chat, responses, agent, files, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
         add_page(app, state.config, needs_key=state.access.keys.required)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import json
@@ -13,7 +14,6 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from ray.exceptions import RayError
 
-from pixelis.config import Config
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.serve.agent_types import Answer, Pictures
 from pixelis.serve.keys import Caller
@@ -25,14 +25,30 @@ from pixelis.serve.state import GatewayState
 CACHE_CHECK_S = 1.0
 
 
-def signed(format: Callable[..., ReplyFormat], config: Config, body: Any, started: float, caller: Caller) -> ReplyFormat:
-    """The reply format of a request, whose query, and hence cache key, names the key that sent it."""
+async def signed(
+    state: GatewayState, format: Callable[..., ReplyFormat], body: Any, started: float, caller: Caller
+) -> ReplyFormat:
+    """The reply format of a request, whose query, and hence cache key, names the key that sent it, with that key's files."""
     user = body.user
     body.user = caller.owner(user)
-    reply_format = format(config, body, started)
+    if ids := set(body.file_ids()):
+        body.use_files(await asyncio.to_thread(_file_urls, state, caller, ids))
+    reply_format = format(state.config, body, started)
     reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
     reply_format.caller = caller
     return reply_format
+
+
+def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, str]:
+    """The data URLs of files of the caller. Together they may be as large as those that come with a request."""
+    limit = state.config.serve.max_body_bytes
+    if sum(state.files.get(caller.name, id).bytes for id in ids) > limit:
+        raise ApiError(413, f"the files of the request have more than {limit} bytes", "body_too_large")
+    urls = {}
+    for id in ids:
+        file, content = state.files.read(caller.name, id)
+        urls[id] = f"data:{file.media_type};base64,{base64.b64encode(content).decode('ascii')}"
+    return urls
 
 
 def shown_to(caller: Caller, answer: Answer) -> Answer:

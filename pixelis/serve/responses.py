@@ -21,7 +21,7 @@ from pixelis.serve.protocol.errors import ApiError, validation_error
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-NOT_FOUND = ("not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
+NOT_FOUND = ("not_found", "file_not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
 CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full")
 
 

@@ -16,6 +16,7 @@ from pixelis.serve.after_reply import REFUSALS
 from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
+from pixelis.serve.files import FileStore
 from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.quotas import KeyQuota
@@ -44,6 +45,7 @@ class GatewayState:
         self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
         self.key_rates: dict[tuple[str, int, int, int], KeyQuota] = {}
+        self.files = FileStore(config.run.dir, config.serve.files)
         self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])

@@ -112,7 +112,7 @@ def test_a_stream_that_fails_ends_with_an_error(client: openai.OpenAI) -> None:
         ("q", {"extra_body": {"top_k": 5}}, "unsupported_parameter", "top_k"),
         ("q", {"extra_body": {"conversation": "c"}}, "unsupported_parameter", "conversation"),
         ([{"type": "function_call_output", "call_id": "c", "output": "x"}], {}, "unsupported_part", "input[0]"),
-        ([{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}], {}, "unsupported_part", "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_audio", "data": "x"}]}], {}, "unsupported_part", "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_image"}]}], {}, "invalid_value", "input[0].content[0]"),
         ([{"role": "assistant", "content": "7"}], {}, "unsupported_conversation", "input"),
         ([], {}, "invalid_value", "input"),

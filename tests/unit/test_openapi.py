@@ -28,6 +28,8 @@ BODIES = {
     "/v1/review/{id}": ("ReviewDecision", "DecisionReply"),
 }
 REPLIES = {
+    "/v1/files": "FileList",
+    "/v1/files/{id}": "FileObject",
     "/v1/experiences": "ExperienceList",
     "/v1/experiences/{id}": "ExperienceReply",
     "/v1/evolution": "EvolutionStatus",
@@ -55,7 +57,8 @@ def test_the_description_has_every_route_with_its_bodies() -> None:
     gateway = client()
     description = gateway.get("/openapi.json").json()
     paths, schemas = description["paths"], description["components"]["schemas"]
-    assert set(paths) == {*BODIES, *REPLIES, "/metrics"}
+    assert set(paths) == {*BODIES, *REPLIES, "/metrics", "/v1/files/{id}/content"}
+    assert "multipart/form-data" in paths["/v1/files"]["post"]["requestBody"]["content"]
     for path, (request, reply) in BODIES.items():
         operation = paths[path]["post"]
         assert schema_of(operation["requestBody"]["content"]) == request

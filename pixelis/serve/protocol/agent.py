@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,8 +12,10 @@ from pixelis.config import Config
 from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.files import FILE_ID
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
+from pixelis.serve.protocol.files import NamesFiles, file_url
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
@@ -35,8 +38,8 @@ class EarlierQuestion(StrictModel):
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
 
 
-class AgentRequest(StrictModel):
-    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs, or about none.
+class AgentRequest(StrictModel, NamesFiles):
+    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs or ids of uploaded files, or about none.
 
     - ``history``: the exchanges before it, each with the pictures that came with its question.
     - ``samples``: number of votes, at most ``serve.samples``.
@@ -66,17 +69,25 @@ class AgentRequest(StrictModel):
     cache: bool | None = None
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
+    def file_ids(self) -> list[str]:
+        """The uploaded files that stand for pictures and clips."""
+        fields = [self.image, self.video, *(urls for earlier in self.history for urls in (earlier.image, earlier.video))]
+        return [url for urls in fields for url in _listed(urls) if re.match(FILE_ID, url)]
+
     def conversation(self) -> Conversation:
         """The question with its pictures and the conversation before it."""
         conversation = Conversation(self.question.strip())
         for earlier in self.history:
-            media = conversation.attach(_urls(earlier.image), _urls(earlier.video))
+            media = conversation.attach(self._urls(earlier.image, "image"), self._urls(earlier.video, "video"))
             conversation.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media))
-        conversation.attach(_urls(self.image), _urls(self.video))
+        conversation.attach(self._urls(self.image, "image"), self._urls(self.video, "video"))
         return conversation
 
+    def _urls(self, urls: str | list[str], kind: Literal["image", "video"]) -> list[str]:
+        return [file_url(self._files, url, kind, kind) if re.match(FILE_ID, url) else url for url in _listed(urls)]
 
-def _urls(urls: str | list[str]) -> list[str]:
+
+def _listed(urls: str | list[str]) -> list[str]:
     return [urls] if isinstance(urls, str) else urls
 
 

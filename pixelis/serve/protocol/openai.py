@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,6 +16,7 @@ from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url, is_clip
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
@@ -41,20 +42,38 @@ class MediaUrl(LenientModel):
 
 
 class InputVideo(LenientModel):
-    """A clip like OpenAI's ``input_audio``: base64 and its format."""
+    """A clip like OpenAI's ``input_audio``, base64 and its format, or an uploaded one."""
 
-    data: str
-    format: Literal["mp4", "webm", "gif"]
+    data: str | None = None
+    format: Literal["mp4", "webm", "gif"] = "mp4"
+    file_id: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> InputVideo:
+        if (self.data is None) is (self.file_id is None):
+            raise PydanticCustomError("invalid_value", "needs `data` and `format`, or `file_id`")
+        return self
+
+    def url(self, files: Mapping[str, str], param: str) -> str:
+        """The clip as a data URL."""
+        if self.file_id is not None:
+            return file_url(files, self.file_id, "video", param)
+        return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
+
+
+PART_TYPES = ("text", "image_url", "image_file", "video_url", "input_video", "file")
 
 
 class Part(LenientModel):
-    """One part of a message: text, a picture or a clip."""
+    """One part of a message: text, a picture or a clip, or an uploaded file."""
 
-    type: Literal["text", "image_url", "video_url", "input_video"]
+    type: Literal["text", "image_url", "image_file", "video_url", "input_video", "file"]
     text: str | None = None
     image_url: MediaUrl | None = None
     video_url: MediaUrl | None = None
     input_video: InputVideo | None = None
+    image_file: FileReference | None = None
+    file: FileReference | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -62,7 +81,7 @@ class Part(LenientModel):
         if not isinstance(part, dict):
             return part
         kind = part.get("type")
-        if isinstance(kind, str) and kind not in ("text", "image_url", "video_url", "input_video"):
+        if isinstance(kind, str) and kind not in PART_TYPES:
             text = "parts of type `{kind}` are not supported: send `text`, `image_url` and `video_url` parts"
             raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
         for name, example in (("image_url", "image/png"), ("video_url", "video/mp4")):
@@ -76,10 +95,10 @@ class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
 
-    def content_of(self, param: str) -> tuple[str, list[str], list[str]]:
+    def content_of(self, param: str, files: Mapping[str, str]) -> tuple[str, list[str], list[str]]:
         """The text of all parts, the URLs of pictures and those of clips; ``param`` names the message.
 
-        Raises ApiError 400 for a part without content.
+        ``files`` are the data URLs of uploaded files. Raises ApiError 400 for a part without content.
         """
         parts = [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
         texts, images, clips = list[str](), list[str](), list[str]()
@@ -97,16 +116,27 @@ class Message(LenientModel):
             elif part.type == "video_url" and part.video_url is not None:
                 clips.append(part.video_url.url)
             elif part.input_video is not None:
-                kind = "image" if part.input_video.format == "gif" else "video"
-                clips.append(f"data:{kind}/{part.input_video.format};base64,{part.input_video.data}")
+                clips.append(part.input_video.url(files, place))
+            elif part.image_file is not None:
+                images.append(file_url(files, part.image_file.file_id, "image", place))
+            elif part.file is not None:
+                url = file_url(files, part.file.file_id, None, place)
+                (clips if is_clip(url) else images).append(url)
         return "\n".join(filter(None, texts)), images, clips
+
+    def file_ids(self) -> Iterator[str]:
+        """The uploaded files of all parts."""
+        for part in self.content if isinstance(self.content, list) else []:
+            for reference in (part.image_file, part.file, part.input_video):
+                if reference is not None and reference.file_id is not None:
+                    yield reference.file_id
 
 
 class StreamOptions(LenientModel):
     include_usage: bool = False
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(NamesFiles):
     """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system messages and exchanges.
 
     ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Fields that would change the
@@ -165,9 +195,13 @@ class ChatRequest(BaseModel):
         refuse_unsupported(unsupported, self.model_extra)
         return read_messages(self._messages(), "messages")
 
+    def file_ids(self) -> list[str]:
+        """The uploaded files of all messages."""
+        return [id for message in self.messages for id in message.file_ids()]
+
     def _messages(self) -> Iterator[ReadMessage]:
         for i, message in enumerate(self.messages):
-            yield ReadMessage(message.role, *message.content_of(f"messages[{i}]"))
+            yield ReadMessage(message.role, *message.content_of(f"messages[{i}]", self._files))
 
 
 class Usage(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -17,6 +17,7 @@ from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.serve.protocol.files import NamesFiles, file_url, is_clip
 from pixelis.serve.protocol.openai import ChatCompletion, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
@@ -34,7 +35,14 @@ MAX_ITEMS = 16 * MAX_EXCHANGES
 """Longest list of input items, those of earlier outputs included."""
 INCLUDED = ("reasoning.encrypted_content", "message.input_image.image_url")
 """Values of ``include`` without an effect: nothing is encrypted, and the input is the caller's own."""
-PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video")
+PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video", "input_file")
+CONTENTS: dict[str, tuple[str, Literal["image", "video", "file"] | None]] = {
+    "refusal": ("refusal", None),
+    "input_image": ("image_url", "image"),
+    "input_video": ("video_url", "video"),
+    "input_file": ("file_id", "file"),
+}
+"""Field with the content of a part that is no text, and its kind."""
 EARLIER_OUTPUT = ("reasoning", "mcp_call")
 """Items of an earlier output that are no context: the answer to which they led is."""
 
@@ -42,11 +50,12 @@ EARLIER_OUTPUT = ("reasoning", "mcp_call")
 class InputPart(LenientModel):
     """One part of a message: text, a picture or a clip, or the text of an earlier answer."""
 
-    type: Literal["input_text", "output_text", "refusal", "input_image", "input_video"]
+    type: Literal["input_text", "output_text", "refusal", "input_image", "input_video", "input_file"]
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
     video_url: str | None = None
+    file_id: str | None = None
     detail: str | None = None
 
     @model_validator(mode="before")
@@ -54,7 +63,9 @@ class InputPart(LenientModel):
     def _known(cls, part: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in PARTS:
-            text = "parts of type `{kind}` are not supported: send `input_text`, `input_image` and `input_video` parts"
+            text = (
+                "parts of type `{kind}` are not supported: send `input_text`, `input_image`, `input_video` and `input_file` parts"
+            )
             raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
         return part
 
@@ -75,29 +86,33 @@ class InputItem(LenientModel):
             raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
         return {"type": kind} if kind in EARLIER_OUTPUT else item
 
-    def message(self, param: str) -> ReadMessage:
-        """The message's text, pictures and clips. Raises ApiError 400 for one without a role or a part without content."""
+    def message(self, param: str, files: Mapping[str, str]) -> ReadMessage:
+        """The message's text, pictures and clips, of ``files`` by their data URLs.
+
+        Raises ApiError 400 for one without a role or a part without content."""
         if self.role is None:
             raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
         parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
         texts, images, clips = list[str](), list[str](), list[str]()
-        fields = {"input_image": "image_url", "input_video": "video_url", "refusal": "refusal"}
         for j, part in enumerate(parts):
-            place, name = f"{param}.content[{j}]", fields.get(part.type, "text")
+            place, (name, kind) = f"{param}.content[{j}]", CONTENTS.get(part.type, ("text", None))
             content = getattr(part, name)
-            if content is None:
-                raise ApiError(400, f"a part of type `{part.type}` needs `{name}`", "invalid_value", place)
-            if name in ("text", "refusal"):
+            if content is None and (kind is None or part.file_id is None):
+                needs = f"`{name}` or `file_id`" if kind is not None and name != "file_id" else f"`{name}`"
+                raise ApiError(400, f"a part of type `{part.type}` needs {needs}", "invalid_value", place)
+            if kind is None:
                 texts.append(content.strip())
-            elif self.role != "user":
+                continue
+            if self.role != "user":
                 message = f"pictures belong in a user message, not in a {self.role} message"
                 raise ApiError(400, message, "invalid_value", place)
-            else:
-                (images if name == "image_url" else clips).append(content)
+            if part.file_id is not None:
+                content = file_url(files, part.file_id, None if kind == "file" else kind, place)
+            (clips if kind == "video" or (kind == "file" and is_clip(content)) else images).append(content)
         return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(NamesFiles):
     """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a stored one before it.
 
     ``instructions`` precede the question. ``store`` false stores no experience. Fields that would change the reply but are not
@@ -138,6 +153,13 @@ class ResponsesRequest(BaseModel):
         """Let the conversation of ``previous_response_id`` precede the question."""
         self._earlier = earlier
 
+    def file_ids(self) -> list[str]:
+        """The uploaded files of all messages."""
+        contents = (
+            [item.content for item in self.input if isinstance(item.content, list)] if not isinstance(self.input, str) else []
+        )
+        return [part.file_id for content in contents for part in content if part.file_id is not None]
+
     def conversation(self) -> Conversation:
         """The question with its pictures and the conversation before it.
 
@@ -168,7 +190,7 @@ class ResponsesRequest(BaseModel):
             return
         for i, item in enumerate(self.input):
             if item.type == "message":
-                yield item.message(f"input[{i}]")
+                yield item.message(f"input[{i}]", self._files)
 
 
 class ResponseObject(BaseModel):

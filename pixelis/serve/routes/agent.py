@@ -24,4 +24,5 @@ async def agent(
     admitted: Admitted,
 ) -> Response:
     """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent event."""
-    return await respond(state, signed(AgentFormat, state.config, body, timing.started, caller), timing.deadline)
+    reply_format = await signed(state, AgentFormat, body, timing.started, caller)
+    return await respond(state, reply_format, timing.deadline)

@@ -37,4 +37,5 @@ async def chat_completions(
     admitted: Admitted,
 ) -> Response:
     """Answer a question about pictures by the vote of several samples. With `stream`, send chunks as server-sent events."""
-    return await respond(state, signed(ChatFormat, state.config, body, timing.started, caller), timing.deadline)
+    reply_format = await signed(state, ChatFormat, body, timing.started, caller)
+    return await respond(state, reply_format, timing.deadline)

@@ -34,7 +34,8 @@ async def create_response(
     """Answer a question by the vote of several samples. With `stream`, send the reasoning, the operations and the answer."""
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
-    return await respond(state, signed(ResponsesFormat, state.config, body, timing.started, caller), timing.deadline)
+    reply_format = await signed(state, ResponsesFormat, body, timing.started, caller)
+    return await respond(state, reply_format, timing.deadline)
 
 
 async def _conversation(state: GatewayState, caller: Caller, id: str, user: str | None) -> Conversation:

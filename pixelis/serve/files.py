@@ -1,0 +1,189 @@
+"""Uploaded pictures and clips, by key, on disk: all gateways that share ``run.dir`` see them, also after a restart.
+
+A file is one line of JSON, then its content; it appears by a rename after an fsync. A lock of its key's folder makes the quota
+exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+
+from pixelis.config.serve import FilesConfig
+from pixelis.errors import BadInput
+from pixelis.memory.disk import disk_failures
+from pixelis.records import new_id
+
+FOLDER = "files"
+FILE_ID = r"^file_[0-9a-f]{16}$"
+NAMELESS = "_"
+"""Folder of the key of the environment, and of a service without keys: no key has this name."""
+PARTIAL_S = 3600.0
+"""Age at which what an upload left behind that did not complete is removed."""
+Purpose = Literal["vision", "user_data"]
+_SIGNATURES = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+    (re.compile(rb"BM"), "image/bmp"),
+    (re.compile(rb"II\*\0|MM\0\*"), "image/tiff"),
+    (re.compile(rb"....ftypqt", re.DOTALL), "video/quicktime"),
+    (re.compile(rb"....ftyp", re.DOTALL), "video/mp4"),
+    (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
+)
+
+
+class StoredFile(BaseModel):
+    """A file without its content; times in seconds since the epoch."""
+
+    id: str
+    filename: str
+    purpose: Purpose
+    media_type: str
+    bytes: int
+    created_at: int
+    expires_at: int
+
+
+Files = list[StoredFile]
+
+
+def media_type(content: bytes) -> str:
+    """The type that the first bytes tell. Raises BadInput for a type that no question accepts."""
+    for signature, name in _SIGNATURES:
+        if signature.match(content[:16]):
+            return name
+    fix = "upload PNG, JPEG, WebP, GIF, BMP, TIFF, MP4, QuickTime, WebM or Matroska"
+    raise BadInput("the file is neither a picture nor a clip of a known format", code="file_type", fix=fix)
+
+
+class FileStore:
+    """The files of all keys below ``run_dir``. ``key`` is the name of a key, empty for the key of the environment."""
+
+    def __init__(self, run_dir: str | Path, config: FilesConfig, clock: Callable[[], float] = time.time):
+        self.root, self.config, self.clock = Path(run_dir) / FOLDER, config, clock
+
+    def add(self, key: str, content: bytes, filename: str, purpose: Purpose, ttl_s: float | None = None) -> StoredFile:
+        """Store a file, which is on disk when this returns. ``ttl_s``: shorter lifetime than the configured one.
+
+        Raises BadInput ``file_quota_exceeded``, and InfraFailure with the code of the disk's refusal.
+        """
+        now = self.clock()
+        file = StoredFile(
+            id=new_id("file"),
+            filename=filename,
+            purpose=purpose,
+            media_type=media_type(content),
+            bytes=len(content),
+            created_at=int(now),
+            expires_at=int(now + min(ttl_s or self.config.ttl_s, self.config.ttl_s)),
+        )
+        folder = self._folder(key)
+        with disk_failures(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(folder):
+                self._check_quota(self._list(folder), len(content))
+                aside = folder / f".{file.id}.aside"
+                try:
+                    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+                        out.write(file.model_dump_json().encode() + b"\n" + content)
+                        out.flush()
+                        os.fsync(out.fileno())
+                    os.rename(aside, folder / file.id)
+                finally:
+                    aside.unlink(missing_ok=True)
+                _sync_folder(folder)
+        return file
+
+    def list(self, key: str) -> Files:
+        """The files of a key that have not expired, oldest first. Removes those that have."""
+        return self._list(self._folder(key))
+
+    def get(self, key: str, id: str) -> StoredFile:
+        """A file of a key. Raises BadInput ``file_not_found``, also for files of other keys and expired ones."""
+        return self._open(key, id, False)[0]
+
+    def read(self, key: str, id: str) -> tuple[StoredFile, bytes]:
+        """A file with its content. Raises BadInput ``file_not_found``."""
+        return self._open(key, id, True)
+
+    def delete(self, key: str, id: str) -> None:
+        """Remove a file. Raises BadInput ``file_not_found``."""
+        self.get(key, id)
+        folder = self._folder(key)
+        with disk_failures(folder):
+            (folder / id).unlink(missing_ok=True)
+            _sync_folder(folder)
+
+    def _folder(self, key: str) -> Path:
+        return self.root / (key or NAMELESS)
+
+    def _check_quota(self, files: Files, size: int) -> None:
+        c = self.config
+        if len(files) >= c.max_files:
+            problem = f"this key has {len(files)} files, as many as are allowed"
+        elif (used := sum(file.bytes for file in files)) + size > c.max_bytes:
+            problem = f"this key's files have {used} bytes; with these {size} they would exceed {c.max_bytes}"
+        else:
+            return
+        raise BadInput(problem, code="file_quota_exceeded", fix="delete files that are no longer needed")
+
+    def _list(self, folder: Path) -> Files:
+        files, now = Files(), self.clock()
+        with contextlib.suppress(FileNotFoundError):
+            for path in [*folder.iterdir()]:
+                with contextlib.suppress(FileNotFoundError):  # another gateway removes the same
+                    if path.name.startswith(".file_") and path.stat().st_mtime < time.time() - PARTIAL_S:
+                        path.unlink()
+                    elif (file := _read(path, content=False)[0]) is not None:
+                        if file.expires_at > now:
+                            files.append(file)
+                        else:
+                            path.unlink()
+        return sorted(files, key=lambda file: (file.created_at, file.id))
+
+    def _open(self, key: str, id: str, content: bool) -> tuple[StoredFile, bytes]:
+        file = None
+        if re.match(FILE_ID, id):
+            with contextlib.suppress(FileNotFoundError):
+                file, data = _read(self._folder(key) / id, content)
+        if file is None or file.expires_at <= self.clock():
+            raise BadInput(f"no file {id[:80]!r} is stored", code="file_not_found", fix="upload it again with POST /v1/files")
+        return file, data
+
+
+def _read(path: Path, content: bool) -> tuple[StoredFile | None, bytes]:
+    """A file and, if wanted, its content; None for what is no file of the store, or damaged."""
+    if re.match(FILE_ID, path.name) is None:
+        return None, b""
+    with open(path, "rb") as stored:
+        try:
+            file = StoredFile.model_validate_json(stored.readline(8192))
+        except ValidationError:
+            return None, b""
+        data = stored.read() if content else b""
+    return (file, data) if not content or len(data) == file.bytes else (None, b"")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,97 @@
+"""OpenAI's files: bodies of ``/v1/files``, and how questions name a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, PrivateAttr
+
+from pixelis.serve.files import Purpose, StoredFile
+from pixelis.serve.protocol.errors import ApiError
+
+MAX_FILENAME_CHARS = 255
+MIN_TTL_S = 3600
+"""Shortest ``expires_after``, as OpenAI has it."""
+
+
+class FileObject(BaseModel):
+    """A file as OpenAI describes it. ``media_type`` is what its first bytes tell."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+    media_type: str
+
+    @classmethod
+    def of(cls, file: StoredFile) -> FileObject:
+        """The description of a stored file."""
+        return cls(**file.model_dump())
+
+
+class FileList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class FileReference(BaseModel):
+    """A part of a message that names a file."""
+
+    file_id: str
+
+
+class NamesFiles(BaseModel):
+    """A question body whose parts may name files. ``use_files`` gives their data URLs by id before the body is read."""
+
+    _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def file_ids(self) -> list[str]:
+        """The files that the question names."""
+        raise NotImplementedError
+
+    def use_files(self, urls: Mapping[str, str]) -> None:
+        """Set the data URLs of the files."""
+        self._files = urls
+
+
+def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] | None, param: str) -> str:
+    """The data URL of a file, which must be of this kind if one is given. Raises ApiError 400 otherwise."""
+    url = files.get(id)
+    if url is None:
+        raise ApiError(400, f"no file {id[:80]!r} is stored", "file_not_found", param)
+    if kind is not None and not url.startswith((f"data:{kind}/", "data:image/gif")):
+        noun = "picture" if kind == "image" else "clip"
+        raise ApiError(400, f"the file {id} is no {noun}", "file_type", param)
+    return url
+
+
+def is_clip(url: str) -> bool:
+    """Whether a file of which the question does not say is a clip."""
+    return url.startswith("data:video/")
+
+
+FORM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["vision", "user_data"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": MIN_TTL_S},
+    },
+}
+"""The form of an upload."""
