@@ -12,7 +12,9 @@ import numpy as np
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
+from pixelis.operations.enhance import Enhance
 from pixelis.operations.environment import Environment, EnvironmentAction, EnvironmentResult
+from pixelis.operations.flip import Flip
 from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.read_text import ReadText
@@ -45,7 +47,7 @@ _OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thre
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation
-    for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames, Rotate)
+    for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames, Rotate, Flip, Enhance)
 }
 """The built-in operations by name."""
 

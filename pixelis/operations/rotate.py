@@ -8,10 +8,8 @@ import numpy as np
 from PIL import Image
 from pydantic import AllowInfNan, Field
 
-from pixelis.errors import BadInput, OperationError
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
-from pixelis.operations.pixel_budget import fit
 
 Angle = Annotated[float, AllowInfNan(False), Field(ge=-360, le=360)]
 
@@ -48,10 +46,7 @@ class Rotate(Operation):
             turned = np.rot90(region, -int(angle // 90))
         else:
             turned = np.asarray(Image.fromarray(region).rotate(-angle, Image.Resampling.BICUBIC, expand=True))
-        try:
-            view = fit(np.ascontiguousarray(turned), scene.budget, scene.multiple)
-        except BadInput as error:
-            raise OperationError(error.message, code="bad_box") from None
+        view = scene.fit_crop(np.ascontiguousarray(turned))
         if np.shares_memory(view, target.picture):
             view = view.copy()
         text = f"turned clockwise by {angle:g} degrees; places are of {target.id} as it was, not turned"

@@ -1,0 +1,47 @@
+"""FLIP: show a picture, or a region of it, mirrored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from pixelis.operations.geometry import WHOLE, clamp
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+
+SWAPS = {"horizontal": "left and right", "vertical": "top and bottom"}
+
+
+class FlipArguments(OperationArguments):
+    """``direction``: ``horizontal`` swaps left and right, ``vertical`` top and bottom. ``box``: 0..1 of the target; None: all."""
+
+    direction: Literal["horizontal", "vertical"] = Field(
+        description="horizontal swaps left and right, vertical swaps top and bottom"
+    )
+    box: BoxArgument | None = Field(None, description="the region to flip, default all of the image")
+
+
+class Flip(Operation):
+    """A view's box says which region it shows, never how: places in further calls stay those of the picture as it is."""
+
+    name = "flip"
+    description = (
+        "Show an image, or a region of it, mirrored, to read mirror writing or to check symmetry. "
+        "Places in further calls are of the image as it was, not flipped."
+    )
+    Arguments = FlipArguments
+    quick = True
+
+    @classmethod
+    def run(cls, arguments: FlipArguments, target: Target, scene: Scene) -> Result:
+        """One mirrored view of exactly the region's pixels.
+
+        Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip too thin to show.
+        """
+        box = clamp(arguments.box or WHOLE)
+        left, top, right, bottom = target.pixels(box)
+        axis = 1 if arguments.direction == "horizontal" else 0
+        view = scene.fit_crop(np.flip(target.picture[top:bottom, left:right], axis).copy())
+        text = f"flipped, {SWAPS[arguments.direction]} swapped; places are of {target.id} as it was, not flipped"
+        return Result(text, [View(view, box)], {"direction": arguments.direction})
