@@ -11,6 +11,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import ray
@@ -25,13 +27,21 @@ from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import clip_pixels, open_clip
-from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
+from pixelis.records import Experience, Feedback, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, TurnEvent
+from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
+
+
+class Samples(NamedTuple):
+    """A group, and its samples whose answers have the required format."""
+
+    result: RolloutResult
+    accepted: list[Trajectory]
 
 
 class Agent:
@@ -148,28 +158,22 @@ class Agent:
         )
         cold = await self.retrieval.cold()
         with self.retrieval.lookup(question, pictures.views, search=not cold, store=bool(query.remember)) as lookup:
-            result: RolloutResult | None = None
-            request = RolloutRequest(
-                question, new_id("group"), query.samples, query.sampling, query.operations, query.max_turns, pictures.full
-            )
-            async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
+            samples: Samples | None = None
+            async with contextlib.aclosing(self._sample(question, query, pictures, stream)) as items:
                 async for item in items:
-                    if isinstance(item, TurnUpdate):
-                        yield await _turn_event(item, query.samples)
+                    if isinstance(item, TurnEvent):
+                        yield item
                     else:
-                        result = item
-            assert result is not None
-            group = result.group
-            if not group.trajectories:
-                raise InfraFailure("the generator returned no trajectory")
-            if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in group.trajectories):
-                raise BadInput("the question and its pictures do not fit the model's context", code="context_length_exceeded")
-            verdict = await self._judge(question, group, lookup, cold)
+                        samples = item
+            assert samples is not None
+            group, accepted = samples.result.group, samples.accepted
+            verdict = await self._judge(question, accepted, lookup, cold, query.answers)
         answer = Answer(
             verdict,
             group,
-            winning(group, verdict),
-            result.views,
+            winning(accepted, verdict),
+            samples.result.views,
+            accepted,
             neighbours=lookup.neighbours,
             retrieval_id=lookup.retrieval_id,
             cold_start=cold,
@@ -181,18 +185,54 @@ class Agent:
         await self.after_reply.remember(answer, query, lookup)
         yield answer
 
-    async def _judge(self, question: Question, group: Group, lookup: Lookup, cold: bool) -> Verdict:
+    async def _sample(
+        self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
+    ) -> AsyncGenerator[TurnEvent | Samples, None]:
+        """Sample once; if no answer has the format that the query requires, once more. With ``stream``, the turns first."""
+        attempts = 0
+        # Greedy samples would fail the same way again.
+        for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
+            result: RolloutResult | None = None
+            sampling, first_attempt = replace(query.sampling, seed=query.sampling.seed + trial * query.samples), attempts
+            request = RolloutRequest(
+                question, new_id("group"), query.samples, sampling, query.operations, query.max_turns, pictures.full
+            )
+            async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
+                async for item in items:
+                    if isinstance(item, TurnUpdate):
+                        attempts = first_attempt + item.attempt + 1
+                        yield await _turn_event(item, query.samples, first_attempt)
+                    else:
+                        result = item
+            assert result is not None
+            trajectories = result.group.trajectories
+            if not trajectories:
+                raise InfraFailure("the generator returned no trajectory")
+            if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
+                raise BadInput("the question and its pictures do not fit the model's context", code="context_length_exceeded")
+            accepted = [t for t in trajectories if query.answers is None or query.answers.accepts(t.answer)]
+            if accepted:
+                yield Samples(result, accepted)
+                return
+            self.counts["answers_rejected"] += 1
+        message = "no sample gave an answer of the format that the request requires"
+        raise BadInput(message, code="response_format_failed")
+
+    async def _judge(
+        self, question: Question, samples: list[Trajectory], lookup: Lookup, cold: bool, answers: AnswerFormat | None
+    ) -> Verdict:
         if cold:
-            return vote.direct(group.trajectories)
+            return vote.direct(samples)
         await lookup.wait()
         neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
+        if answers is not None:
+            neighbours = [n for n in neighbours if answers.accepts(n.experience.verdict.answer)]
         query = lookup.stored_question or question
         rewards = self.config.rewards
-        same = Equality(question, rewards.scorer_of(question.task, question.scorer), shared_services(rewards))
+        scorer = rewards.scorer_of(question.task, question.scorer)
+        same = answers.same if answers is not None else Equality(question, scorer, shared_services(rewards))
         # Formulas are compared in worker processes, which takes milliseconds.
-        verdict = await asyncio.to_thread(
-            vote.vote, group.trajectories, neighbours, self.config.evolution, query, time.time(), same
-        )
+        verdict = await asyncio.to_thread(vote.vote, samples, neighbours, self.config.evolution, query, time.time(), same)
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 
     async def pictures(self, answer: Answer) -> dict[str, str]:
@@ -225,20 +265,22 @@ class Agent:
             raise InfraFailure(f"no Evolution actor named {name} is running") from None
 
 
-def winning(group: Group, verdict: Verdict) -> Trajectory:
-    """The first trajectory with the verdict's answer, or the first of all."""
+def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
+    """The first sample with the verdict's answer, or the first of all."""
     elected = {v.id for v in verdict.votes if v.elected}
-    return next((t for t in group.trajectories if t.id in elected), group.trajectories[0])
+    return next((t for t in samples if t.id in elected), samples[0])
 
 
-async def _turn_event(update: TurnUpdate, samples: int) -> TurnEvent:
+async def _turn_event(update: TurnUpdate, samples: int, first_attempt: int) -> TurnEvent:
     observation = update.turn.observation
     urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views]) if update.views else []
     images = [
         image.model_copy(update={"uri": url})
         for image, url in zip(observation.images if observation is not None else [], urls, strict=True)
     ]
-    return TurnEvent(sample=update.sample, samples=samples, turn=update.turn, images=images, attempt=update.attempt)
+    return TurnEvent(
+        sample=update.sample, samples=samples, turn=update.turn, images=images, attempt=first_attempt + update.attempt
+    )
 
 
 def data_url(png: bytes) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Exchange, Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
+from pixelis.serve.answer_format import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class AgentQuery:
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
     ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped. ``experience_id`` is the id to store
-    it under, a new one if None.
+    it under, a new one if None. ``answers`` None accepts any answer.
     """
 
     question: str
@@ -34,6 +35,7 @@ class AgentQuery:
     user: str | None = None
     voter: str = ""
     experience_id: str | None = None
+    answers: AnswerFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -86,13 +88,14 @@ class Answer:
     ``views`` is an object reference to all views by trajectory id. ``neighbours`` are the experiences that the search
     ``retrieval_id`` found, with or without a vote. ``remembered`` is "yes" with the ``experience_id`` of an experience that is on
     disk; otherwise the id is None and ``remembered`` says why. ``pngs`` are the winner's views as PNG by image id, if they have
-    been encoded.
+    been encoded. ``accepted`` are the samples whose answers have the query's format.
     """
 
     verdict: Verdict
     group: Group
     winner: Trajectory
     views: Any = field(repr=False)
+    accepted: list[Trajectory] = field(default_factory=list, repr=False)
     experience_id: str | None = None
     remembered: str = "no"
     pngs: dict[str, bytes] = field(default_factory=dict, repr=False)

@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 NOT_FOUND = ("not_found", "file_not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
 CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full")
+UNFULFILLED = ("response_format_failed",)
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -65,7 +66,7 @@ def api_error(error: BaseException) -> ApiError:
             return api_error(cause)
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
-        status = 404 if error.code in NOT_FOUND else 409 if error.code in CONFLICT else 400
+        status = 404 if error.code in NOT_FOUND else 409 if error.code in CONFLICT else 422 if error.code in UNFULFILLED else 400
         return ApiError(status, f"{error.message}{fix}", error.code, "image" if error.code.startswith("image") else None)
     if isinstance(error, Overloaded):
         return ApiError(429, error.message, error.code, retry_after_s=error.retry_after_s)

@@ -42,7 +42,8 @@ def refuse_picture() -> None:
 class ScriptedGenerator:
     """Follows commands in the question: ``say 7,7,8`` gives the samples' answers, ``wait 5`` sleeps before them.
 
-    ``pause 1`` sleeps between streamed turns. ``die0`` ends generator 0 at once, ``fall0`` after its first streamed turn;
+    With the seed 0, ``mend 8`` gives other answers to a second group. ``pause 1`` sleeps between streamed turns. ``die0`` ends
+    generator 0 at once, ``fall0`` after its first streamed turn;
     ``refuse0`` and ``break`` raise expected and unexpected errors, ``nested`` an error of an actor behind the generator.
     """
 
@@ -125,6 +126,8 @@ class ScriptedGenerator:
             raise InfraFailure("not here")
         say = re.search(r"say (\S+)", script)
         answers = say[1].split(",") if say else ["7"]
+        if (mended := re.search(r"mend (\S+)", script)) and request.sampling.seed >= request.samples:  # the second time
+            answers = [mended[1]]
         if "recall" in script:  # the earlier answers and how many pictures came with each question
             counts = "".join(str(len(exchange.media)) for exchange in question.history)
             answers = ["".join(exchange.answer for exchange in question.history) + f" {counts} of {len(question.media)}"]

@@ -166,7 +166,9 @@ CHAT_FIELDS: dict[str, dict[str, Any]] = {
     "log-probs": {"logprobs": True, "top_logprobs": 3},
     "a penalty": {"presence_penalty": 1},
     "biased logits": {"logit_bias": {"50256": -100}},
-    "json": {"response_format": {"type": "json_object"}},
+    "a schema without end": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}},
+    },
     "sound": {"modalities": ["text", "audio"]},
     "no nucleus": {"top_p": 0},
     "no tokens": {"max_tokens": 0},

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pixelis.records import Exchange
+from pixelis.serve.answer_format import OBJECT, AnswerFormat
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import Conversation
 
@@ -52,6 +53,19 @@ def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, An
         if present:
             name = name[:100]
             raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
+
+
+def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
+    """The format ``text`` (None), ``json_object``, or ``json_schema`` with its name and ``schema``. Raises ApiError 400."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerFormat(OBJECT)
+    if kind != "json_schema":
+        raise ApiError(400, f"`{param}.type` must be text, json_object or json_schema", "invalid_value", f"{param}.type")
+    if not isinstance(schema, dict) or not isinstance(schema.get("name"), str) or not isinstance(schema.get("schema"), dict):
+        raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
+    return AnswerFormat(schema["schema"])
 
 
 def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None) -> Conversation:

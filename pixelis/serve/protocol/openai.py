@@ -13,8 +13,9 @@ from pixelis.config import Config
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.conversation import ReadMessage, read_messages, refuse_unsupported
+from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url, is_clip
 from pixelis.serve.protocol.question import (
@@ -178,6 +179,7 @@ class ChatRequest(NamesFiles):
 
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
         """
+        answers = self.answer_format()
         unsupported = {
             "tools": bool(self.tools),
             "functions": bool(self.functions),
@@ -190,10 +192,15 @@ class ChatRequest(NamesFiles):
             "audio": self.audio is not None,
             "prediction": self.prediction is not None,
             "web_search_options": self.web_search_options is not None,
-            "response_format": self.response_format is not None and self.response_format.get("type") != "text",
+            "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
         refuse_unsupported(unsupported, self.model_extra)
         return read_messages(self._messages(), "messages")
+
+    def answer_format(self) -> AnswerFormat | None:
+        """The format of ``response_format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
+        f = self.response_format or {}
+        return answer_format(f.get("type", "text"), f.get("json_schema"), "response_format")
 
     def file_ids(self) -> list[str]:
         """The uploaded files of all messages."""
@@ -283,7 +290,7 @@ class ChatCompletion(BaseModel):
         Greedy samples are all the same. Each content ends before the first of ``stops``.
         """
         winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
-        others = [(t.answer, t) for t in answer.group.trajectories if t is not winner]
+        others = [(t.answer, t) for t in answer.accepted if t is not winner]
         chosen = [(verdict.answer, winner), *others][:n]
         chosen += [chosen[0]] * (n - len(chosen))
         return cls(
@@ -321,7 +328,8 @@ class ChatFormat:
         if self.n > config.serve.samples:
             raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
-        self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p)
+        answers = request.answer_format()
+        self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, answers=answers)
         self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops}", self.query, request.seed)
         self.chunk: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
         self.chunk |= {"model": self.model, "system_fingerprint": None}

@@ -17,6 +17,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
+from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.cache import key_of
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
@@ -113,11 +114,14 @@ def agent_query(
     remember: bool | Literal["later"] = True,
     max_tokens: int | None = None,
     top_p: float | None = None,
+    answers: AnswerFormat | None = None,
 ) -> AgentQuery:
     """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
     conversation = body.conversation()
     for text in [*(text for e in conversation.history for text in (e.question, e.answer)), conversation.question]:
         check_question(text, config.serve.max_question_chars, body.question_param)
+    if answers is not None:
+        check_question(answers.instruction, len(answers.instruction), "response_format")
     shown = len(conversation.images) + len(conversation.clips) * config.dialogue.frames
     if shown > (most := config.dialogue.max_images):
         frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
@@ -131,9 +135,10 @@ def agent_query(
     tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
     seed = secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED
     # The learner expects log-probs of the configured sampling distribution: answers sampled differently are not learnt from.
-    on_policy = (temperature, top_p, tokens) == (default.temperature, default.top_p, max_turn_tokens)
+    # And of a required format the policy learns nothing: samples that lack it did not vote.
+    on_policy = answers is None and (temperature, top_p, tokens) == (default.temperature, default.top_p, max_turn_tokens)
     return AgentQuery(
-        question=conversation.question,
+        question=conversation.question + (answers.instruction if answers is not None else ""),
         images=conversation.images,
         clips=conversation.clips,
         history=conversation.history,
@@ -143,6 +148,7 @@ def agent_query(
         max_turns=max_turns or config.dialogue.max_turns_test,
         learn=learn and bool(remember) and on_policy and operations and bool(conversation.images or conversation.clips),
         remember=remember,
+        answers=answers,
         user=body.user or None,
     )
 
@@ -164,6 +170,7 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images + query.clips],
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
+            "answers": query.answers.text if query.answers is not None else None,
             "user": query.user,
         }
     )

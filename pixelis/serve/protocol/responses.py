@@ -14,8 +14,9 @@ from pixelis.config import Config
 from pixelis.records import new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.conversation import ReadMessage, read_messages, refuse_unsupported
+from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.files import NamesFiles, file_url, is_clip
 from pixelis.serve.protocol.openai import ChatCompletion, LenientModel, PixelisFields, Usage, unknown_model
@@ -153,6 +154,13 @@ class ResponsesRequest(NamesFiles):
         """Let the conversation of ``previous_response_id`` precede the question."""
         self._earlier = earlier
 
+    def answer_format(self) -> AnswerFormat | None:
+        """The format of ``text.format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
+        f = (self.text or {}).get("format") or {}
+        if not isinstance(f, dict):
+            raise ApiError(400, "`text.format` must be an object", "invalid_value", "text.format")
+        return answer_format(f.get("type", "text"), f, "text.format")
+
     def file_ids(self) -> list[str]:
         """The uploaded files of all messages."""
         contents = (
@@ -174,7 +182,6 @@ class ResponsesRequest(NamesFiles):
             "conversation": self.conversation_ is not None,
             "prompt": self.prompt is not None,
             "truncation": self.truncation not in (None, "disabled"),
-            "text.format": text.get("format") not in (None, {"type": "text"}),
             "text.verbosity": text.get("verbosity") not in (None, "medium"),
             "reasoning.effort": reasoning.get("effort") is not None,
             "include": bool(set(self.include or ()).difference(INCLUDED)),
@@ -241,7 +248,8 @@ class ResponsesFormat:
         self.stream = bool(request.stream)
         stored = request.store is not False
         tokens, top_p = request.max_output_tokens, request.top_p
-        self.query = agent_query(config, request, max_tokens=tokens, top_p=top_p, remember=stored, learn=stored)
+        answers = request.answer_format()
+        self.query = agent_query(config, request, max_tokens=tokens, top_p=top_p, remember=stored, learn=stored, answers=answers)
         self.query = dataclasses.replace(self.query, experience_id=new_id("exp"))
         self.cache_key = reply_cache_key("/v1/responses", self.query, request.seed)
         self.base = ResponseObject(
@@ -256,6 +264,7 @@ class ResponsesFormat:
             top_p=self.query.sampling.top_p,
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},
+            text={"format": {"type": "text"}, **(request.text or {})},
         )
         self.events = ResponseEvents(config.dialogue.dialect)
 

@@ -1,0 +1,124 @@
+"""Answers as JSON: which schemas are accepted, which answers fulfil them, and that no schema makes a check expensive."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.errors import BadInput
+from pixelis.serve.answer_format import OBJECT, AnswerFormat
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/Number"}, "label": {"type": "string", "enum": ["cat", "dog"]}},
+    "required": ["x"],
+    "additionalProperties": False,
+    "$defs": {"Number": {"type": "number", "minimum": 0}},
+}
+
+
+def test_answers_are_checked_against_the_schema() -> None:
+    point = AnswerFormat(POINT)
+    for answer in ('{"x": 1}', ' {"x": 0.5, "label": "cat"}\n'):
+        assert point.accepts(answer)
+    for wrong in (
+        None,
+        "",
+        "7",
+        "x",
+        '{"x": -1}',
+        '{"y": 1}',
+        '{"x": 1, "label": "cow"}',
+        '{"x": NaN}',
+        '{"x": 1} {"x": 1}',
+        "[" * 10**5,
+    ):
+        assert not point.accepts(wrong)
+    assert AnswerFormat(OBJECT).accepts('{"anything": [1]}')
+    assert not AnswerFormat(OBJECT).accepts("[1]")
+    assert json.dumps(POINT["properties"]) in point.instruction
+
+
+def test_the_same_value_may_be_written_in_several_ways() -> None:
+    assert AnswerFormat.same('{"a":1, "b": [2.0]}', '{"b":[2],"a":1}')
+    assert not AnswerFormat.same("1", "true")
+    assert not AnswerFormat.same("[1, 2]", "[2, 1]")
+
+
+def doubling(depth: int) -> dict[str, Any]:
+    """A schema of a few lines that has 2 ** depth parts once its references are followed."""
+    names = [f"d{i}" for i in range(depth)]
+    definitions: dict[str, Any] = {name: {"anyOf": [{"$ref": f"#/$defs/{after}"}] * 2} for name, after in pairwise(names)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, names[-1]: {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "(a+)+$"},
+        {"properties": {"a": {"pattern": "a"}}},
+        {"patternProperties": {"(a+)+$": {}}},
+        {"uniqueItems": True},
+        {"$ref": "https://example.com/schema.json"},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}},
+        {"$ref": "#/$defs/none"},
+        {"$id": "https://example.com", "type": "string"},
+        {"$dynamicRef": "#x"},
+        {"unevaluatedProperties": False},
+        {"type": "strin"},
+        {"properties": 7},
+        {"anyOf": {}},
+        {"required": "a"},
+        {"description": "x" * 10_000},
+        {"minimum": float("nan")},
+        {"$ref": "#/$defs/a%62", "$defs": {"a%62": {}, "ab": {"pattern": "(a+)+$"}}},
+        doubling(14),
+    ],
+)
+def test_a_hostile_schema_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(BadInput) as caught:
+        AnswerFormat(schema)
+    assert caught.value.code == "invalid_schema"
+
+
+def test_a_deep_schema_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(BadInput):
+        AnswerFormat(schema)
+
+
+def test_no_answer_makes_a_check_long() -> None:
+    largest = AnswerFormat(doubling(7))
+    started = time.process_time()
+    largest.accepts(json.dumps([[1] * 30] * 1000))
+    assert AnswerFormat({"type": "array"}).accepts(json.dumps([1] * 1000))
+    assert time.process_time() - started < 10
+
+
+KEYWORDS = ["type", "properties", "items", "anyOf", "$ref", "$defs", "enum", "required", "minimum", "not", "multipleOf", "const"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["object", "string", "#/$defs/a", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4), VALUES)
+def test_any_schema_is_used_or_refused(schema: dict[str, Any], value: Any) -> None:
+    try:
+        form = AnswerFormat(schema)
+    except BadInput as error:
+        if error.code != "invalid_schema":
+            raise
+        return
+    form.accepts(json.dumps(value))
