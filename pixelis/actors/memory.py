@@ -22,7 +22,8 @@ from pixelis.actors.cluster import freeze_gc, use_reserved_gpus
 from pixelis.config import Config, MemoryConfig
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
-from pixelis.memory.shard import Place, Row, experience, unknown
+from pixelis.memory.rows import Place, Row, experience
+from pixelis.memory.shard import unknown
 from pixelis.records import Experience, Feedback, Neighbour, new_id
 from pixelis.telemetry.metrics import count, publish
 

@@ -14,7 +14,6 @@ import queue
 import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -25,50 +24,15 @@ from typing import Any
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
 from pixelis.memory.lease import Lease
-from pixelis.memory.salvage import Salvage, checksum, damaged, digest, prepare, salvage
+from pixelis.memory.salvage import Salvage, damaged, salvage
+from pixelis.memory.schema import OLD_SCHEMA, SCHEMA, create, prepare
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 2
 MAX_BATCH = 256
 """Most writes in one commit."""
 PROBE_S = 1.0
 """Seconds between attempts to write after the disk refused."""
-
-TABLES = f"""
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL);
-CREATE TABLE experiences (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, created_at REAL NOT NULL, user TEXT, status TEXT NOT NULL,
-  priority REAL NOT NULL, retrievals INTEGER NOT NULL, successes INTEGER NOT NULL, feedback TEXT NOT NULL, record TEXT NOT NULL,
-  checksum BLOB);
-CREATE INDEX by_time ON experiences (created_at);
-CREATE INDEX by_user ON experiences (user, created_at);
-CREATE INDEX by_priority ON experiences (priority, seq);
-CREATE TABLE vectors (seq INTEGER PRIMARY KEY REFERENCES experiences ON DELETE CASCADE, vector BLOB NOT NULL, checksum BLOB);
-CREATE TABLE pictures (
-  seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, name TEXT NOT NULL, png BLOB NOT NULL, checksum BLOB,
-  PRIMARY KEY (seq, name)) WITHOUT ROWID;
-CREATE TABLE retrievals (
-  seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, retrieval TEXT NOT NULL, succeeded INTEGER NOT NULL,
-  told_at REAL NOT NULL, PRIMARY KEY (seq, retrieval)) WITHOUT ROWID;
-CREATE INDEX retrievals_by_time ON retrievals (told_at);
-CREATE TRIGGER experience_updated AFTER UPDATE OF status, priority, retrievals, successes, feedback ON experiences BEGIN
-  UPDATE experiences SET checksum = {checksum("experiences", "new")} WHERE seq = new.seq; END;
-"""
-"""``seq`` is never reused (AUTOINCREMENT), so that an index may refer to it across deletions and restarts. Rows that count have a
-``checksum``; see ``salvage``."""
-
-
-def create(db: sqlite3.Connection) -> None:
-    """Create the tables of an empty file."""
-    db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
-    set_fact(db, "name", uuid.uuid4().hex)
-
-
-def set_fact(db: sqlite3.Connection, name: str, value: str) -> None:
-    """Set a fact about the shard."""
-    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest(name.encode(), value.encode())))
-
 
 Change = Callable[[sqlite3.Connection], Any]
 """Runs in a transaction; its result is returned to the caller after the commit."""
@@ -114,14 +78,14 @@ class Database:
                 (version,) = self._writer.execute("PRAGMA user_version").fetchone()
                 if not self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     create(self._writer)
-                elif version != SCHEMA:
+                elif version not in (OLD_SCHEMA, SCHEMA):
                     raise BadInput(
                         f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
                         code="bad_schema",
                         fix="export it to Parquet with the version that wrote it, and load that into an empty memory.dir",
                     )
-                elif problem := damaged(self._writer):
-                    self._salvage(fresh, problem)
+                elif (problem := damaged(self._writer, version)) or version != SCHEMA:
+                    self._rewrite(fresh, version, problem)
             except (sqlite3.DatabaseError, OSError) as error:
                 failure = disk_failure(self.path, error)
                 if failure.code == DAMAGED:
@@ -129,15 +93,25 @@ class Database:
                 raise failure from error
             stack.pop_all()
 
-    def _salvage(self, fresh: Path, problem: str) -> None:
-        """Replace a damaged file by one with its intact records, and keep it beside until the next deletion."""
-        fresh.unlink(missing_ok=True)
-        with contextlib.closing(prepare(sqlite3.connect(fresh, isolation_level=None))) as target:
-            os.chmod(fresh, 0o600)
-            create(target)
-            target.execute("BEGIN")
-            self.salvaged = salvage(self._writer, target)
-            target.execute("COMMIT")
+    def _rewrite(self, fresh: Path, schema: int, problem: str) -> None:
+        """Replace the file by one of the current schema with its intact records.
+
+        A damaged file is kept beside it until the next deletion; ``problem`` says what is wrong, and is empty for an intact file.
+        """
+        (count,) = self._writer.execute("SELECT count(*) FROM experiences").fetchone() if not problem else (None,)
+        try:
+            fresh.unlink(missing_ok=True)
+            with contextlib.closing(prepare(sqlite3.connect(fresh, isolation_level=None))) as target:
+                os.chmod(fresh, 0o600)
+                create(target)
+                target.execute("BEGIN")
+                result = salvage(self._writer, target, schema)
+                target.execute("COMMIT")
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        if not problem and (count != result.experiences or result.without_vector or result.without_pictures):
+            problem = "not all of it could be read"
         self._writer.close()
         aside = self.path.with_name(f"damaged-{time.time_ns()}.sqlite")
         os.replace(self.path, aside)
@@ -145,17 +119,36 @@ class Database:
             if (log_file := self.path.with_name(self.path.name + suffix)).exists():
                 os.replace(log_file, aside.with_name(aside.name + suffix))
         os.replace(fresh, self.path)
+        if problem:
+            self._report(result, aside, problem)
+        else:
+            self._sync_folder()
+            for file in aside.parent.glob(f"{aside.name}*"):
+                file.unlink()
+            log.info("%s was rewritten for this version of Pixelis: %d experiences", self.path, result.experiences)
+        self._open()
+
+    def _report(self, result: Salvage, aside: Path, problem: str) -> None:
+        """Say what the file had lost."""
+        self.salvaged = result
         with open(self.path.with_name("damage.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(self.salvaged)}) + "\n")
+            file.write(json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)}) + "\n")
         log.critical(
             "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector and %d without pictures. "
             "Their ids are in damage.jsonl; docs/memory.md tells how to repair them from an export",
             self.path,
             problem,
-            *(self.salvaged.experiences, self.salvaged.lost),
-            *(len(self.salvaged.without_vector), len(self.salvaged.without_pictures)),
+            *(result.experiences, result.lost),
+            *(len(result.without_vector), len(result.without_pictures)),
         )
-        self._open()
+
+    def _sync_folder(self) -> None:
+        """Make renames durable."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def write(self, change: Change, applied: Callable[[Any], None] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.

@@ -8,21 +8,22 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pixelis.config import MemoryConfig
-from pixelis.errors import BadInput, DataFailure, InfraFailure
+from pixelis.errors import BadInput, DataFailure
 from pixelis.memory import portable
-from pixelis.memory.database import Database, set_fact
+from pixelis.memory.database import Database
 from pixelis.memory.disk import disk_failures
 from pixelis.memory.index import TAIL, Index
 from pixelis.memory.portable import Entry
 from pixelis.memory.priority import keys, weights
-from pixelis.memory.salvage import checksum, digest
+from pixelis.memory.rows import Place, Row, Rows, experience
+from pixelis.memory.schema import CHECKED, add_picture, checksum, content_hash, digest, set_fact
 from pixelis.memory.vectors import validate
 from pixelis.records import Experience, Feedback
 
@@ -31,14 +32,7 @@ DAY = 86_400.0
 RETRIEVAL_DAYS = 7.0
 """Age at which a retrieval id is deleted; a success reported later counts as a new retrieval."""
 PNG = b"\x89PNG\r\n\x1a\n"
-COLUMNS = "id, status, priority, retrievals, successes, feedback, record"
-CHUNK = 500
-"""Most rows read by a query."""
-INTACT = f"checksum IS {checksum('experiences')}"
-VECTORS, PICTURES = (
-    f"seq IN (SELECT value FROM json_each(?)) AND checksum IS {checksum(table)}" for table in ("vectors", "pictures")
-)
-"""Conditions of intact rows; the latter two also of the numbers in a JSON list."""
+CHECKSUM = checksum(CHECKED["experiences"])
 MAX_FEEDBACK = 32
 """Most feedback entries of an experience."""
 
@@ -48,19 +42,6 @@ KeyedIds = list[tuple[float, str]]
 Ids = list[str]
 SeqIds = list[tuple[int, str]]
 Experiences = list[Experience]
-Entries = list[Entry]
-Row = tuple[str, str, float, int, int, str, str]
-"""``COLUMNS`` of an experience, cheap to send; ``experience`` converts it to a record."""
-Place = tuple[float, str]
-"""Time and id: the sort key of listings, newest first, then by id."""
-
-
-def experience(row: Row) -> Experience:
-    """Convert a row to a record: as stored, with the current status, counts and feedback."""
-    _, status, priority, retrievals, successes, feedback, record = row
-    current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
-    stored = Experience.model_validate_json(record)
-    return stored.model_copy(update={**current, "feedback": [Feedback.model_validate(entry) for entry in json.loads(feedback)]})
 
 
 class Shard:
@@ -74,6 +55,7 @@ class Shard:
         self.capacity = config.capacity if capacity is None else capacity
         started = time.monotonic()
         self.database = Database(self.folder)
+        self.stored = Rows(self.database)
         self._index: Index | None = None
         self._ids: dict[int, str] = {}
         self._rows: dict[str, int] = {}
@@ -171,7 +153,14 @@ class Shard:
             for name, png in entry.pictures.items():
                 if not png.startswith(PNG):
                     raise BadInput(f"picture {name!r} is not a PNG", code="bad_image", fix="encode it as PNG")
-        records = [(e, e.experience.model_dump_json(exclude={"feedback"})) for e in entries]
+        records = [
+            (
+                entry,
+                entry.experience.model_dump_json(exclude={"feedback"}),
+                [(name, content_hash(png), png) for name, png in entry.pictures.items()] if self.config.pictures else [],
+            )
+            for entry in entries
+        ]
 
         def change(db: sqlite3.Connection) -> tuple[list[bool], list[tuple[int, Entry]], list[int]]:
             new, stored, evicted = [], [], []
@@ -179,7 +168,7 @@ class Shard:
             withdrawn = _withdrawn(db)
             if len(self._ids) + self._adding > self.capacity:  # counting is slow, and needed only for a full shard
                 (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
-            for entry, record in records:
+            for entry, record, pictures in records:
                 x = entry.experience
                 if db.execute("SELECT 1 FROM experiences WHERE id = ?", (x.id,)).fetchone():
                     new.append(False)
@@ -199,16 +188,15 @@ class Shard:
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (x.id, x.created_at, x.user, *state),
                 ).lastrowid
-                db.execute(f"UPDATE experiences SET checksum = {checksum('experiences')} WHERE seq = ?", (row,))
+                db.execute(f"UPDATE experiences SET checksum = {CHECKSUM} WHERE seq = ?", (row,))
                 assert row is not None
                 if entry.vector is not None:
                     blob = np.ascontiguousarray(entry.vector, "<f4").tobytes()
                     (width,) = db.execute("SELECT length(vector) FROM vectors LIMIT 1").fetchone() or (len(blob),)
                     validate(np.asarray(entry.vector)[None], width // 4)
                     db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (row, blob, digest(row, blob)))
-                if self.config.pictures:
-                    pictures = [(row, n, p, digest(row, n.encode(), p)) for n, p in entry.pictures.items()]
-                    db.executemany("INSERT INTO pictures VALUES (?, ?, ?, ?)", pictures)
+                for picture in pictures:
+                    add_picture(db, row, *picture)
                 new.append(True)
                 stored.append((row, entry))
                 count += 1
@@ -237,7 +225,9 @@ class Shard:
 
     def _apply_removed(self, rows: Sequence[int], wipe: bool = False) -> None:
         for row in rows:
-            self._rows.pop(self._ids.pop(row, ""), None)
+            name = self._ids.pop(row, "")
+            if self._rows.get(name) == row:  # else it was added again in the same call
+                del self._rows[name]
         if self._index is not None and rows:
             self._index.remove(rows, wipe)
             if wipe:
@@ -265,7 +255,7 @@ class Shard:
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
         """The stored rows of these ids in order; None for an unknown id and for a damaged row."""
         seqs = [seq for seq in map(self._rows.get, ids) if seq is not None]
-        by_id = {row[0]: row for _, row in self._intact(f"seq, {COLUMNS}", seqs)}
+        by_id = {row[0]: row for _, row in self.stored.experiences(seqs)}
         return [by_id.get(name) for name in ids]
 
     def row(self, id: str) -> Row | None:
@@ -277,23 +267,6 @@ class Shard:
             )
         return row
 
-    def _intact(self, columns: str, seqs: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """The first of ``columns``, and the others as a tuple, of the intact rows with these numbers, in any order."""
-        query = f"SELECT {columns} FROM experiences WHERE seq IN (SELECT value FROM json_each(?)) AND {INTACT}"
-        for start in range(0, len(seqs), CHUNK):
-            for first, *rest in self._read(query, seqs[start : start + CHUNK]):
-                yield first, tuple(rest)
-
-    def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
-        """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
-        try:
-            with self.database.read() as db:
-                return db.execute(query, (json.dumps(list(seqs)),)).fetchall()
-        except InfraFailure:
-            if len(seqs) == 1:
-                return []
-            return [row for seq in seqs for row in self._read(query, [seq])]
-
     def get(self, ids: Sequence[str]) -> list[Experience | None]:
         """The experiences of these ids in order; None for an unknown id."""
         return [experience(row) if row is not None else None for row in self.rows(ids)]
@@ -301,33 +274,14 @@ class Shard:
     def pictures(self, id: str) -> dict[str, bytes]:
         """An experience's pictures: PNG bytes by image id."""
         seq = self._rows.get(id)
-        return {} if seq is None else dict(self._read(f"SELECT name, png FROM pictures WHERE {PICTURES}", [seq]))
+        return {} if seq is None else self.stored.pictures([seq]).get(seq, {})
 
     def list_rows(self, limit: int, after: Place | None = None, user: str | None = None) -> list[tuple[float, Row]]:
         """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of ``user``.
 
         A ``user`` that ends in a dot stands for all that begin with it.
         """
-        at, id = after or (float("inf"), "")
-        conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)", INTACT], [at, at, id]
-        if user is not None and user.endswith("."):
-            conditions.append("user >= ? AND user < ?")
-            values += [user, user[:-1] + "/"]  # the character after the dot
-        elif user is not None:
-            conditions.append("user = ?")
-            values.append(user)
-        where, page = " AND ".join(conditions), max(0, limit)
-        try:
-            with self.database.read() as db:
-                query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE {where} ORDER BY created_at DESC, id LIMIT ?"
-                return [(row[0], row[1:]) for row in db.execute(query, [*values, page]).fetchall()]
-        except InfraFailure:  # damaged: read what can be read
-            rows = [
-                (at_, row[1:])
-                for at_, row in self._intact(f"created_at, user, {COLUMNS}", list(self._ids))
-                if (at_ < at or (at_ == at and row[1] > id)) and _of(user, row[0])
-            ]
-            return sorted(rows, key=lambda pair: (-pair[0], pair[1][0]))[:page]
+        return self.stored.page(limit, after, user, self._ids)
 
     def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
         """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
@@ -501,25 +455,7 @@ class Shard:
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write all experiences to a Parquet file; returns their number."""
-        return portable.write(path, self._chunks())
-
-    def _chunks(self) -> Iterator[Entries]:
-        """All intact experiences with their intact vectors and pictures."""
-        seqs = sorted(self._ids)
-        for start in range(0, len(seqs), CHUNK):
-            chunk = seqs[start : start + CHUNK]
-            vectors = dict(self._read(f"SELECT seq, vector FROM vectors WHERE {VECTORS}", chunk))
-            pictures: dict[int, dict[str, bytes]] = {}
-            for seq, name, png in self._read(f"SELECT seq, name, png FROM pictures WHERE {PICTURES}", chunk):
-                pictures.setdefault(seq, {})[name] = png
-            yield [
-                Entry(
-                    experience(row),
-                    np.frombuffer(vectors[seq], "<f4") if seq in vectors else None,
-                    pictures.get(seq, {}),
-                )
-                for seq, row in sorted(self._intact(f"seq, {COLUMNS}", chunk))
-            ]
+        return portable.write(path, self.stored.entries(sorted(self._ids)))
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:
         """Add the new experiences of a Parquet file of ``export``; returns their number.
@@ -530,11 +466,6 @@ class Shard:
         for entries in portable.read(path):
             added += sum(self.add([entry for entry in entries if accepts(entry.experience.id)]))
         return added
-
-
-def _of(user: str | None, owner: str | None) -> bool:
-    """Whether an experience of ``owner`` is of ``user``; see ``Shard.list_rows``."""
-    return user in (None, owner) or (user is not None and user.endswith(".") and (owner or "").startswith(user))
 
 
 def _withdrawn(db: sqlite3.Connection) -> set[int]:

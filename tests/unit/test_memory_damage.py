@@ -16,8 +16,9 @@ from memory_entries import PNG, entries, vectors
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.memory import Entry, Shard
+from pixelis.memory import rows as rows_module
 from pixelis.memory import shard as shard_module
-from pixelis.memory.salvage import prepare
+from pixelis.memory.schema import prepare
 from pixelis.records import Feedback
 
 COUNT = 60
@@ -41,7 +42,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[Entry]
 
 
 def read_all(shard: Shard) -> list[Entry]:
-    return [entry for chunk in shard._chunks() for entry in chunk]
+    return [entry for chunk in shard.stored.entries(sorted(shard._ids)) for entry in chunk]
 
 
 def same(one: Entry, other: Entry) -> bool:
@@ -98,16 +99,16 @@ def test_a_flipped_bit_is_never_silent(
 
 
 def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "CHUNK", 4)
+    monkeypatch.setattr(rows_module, "CHUNK", 4)
     shard = Shard(tmp_path, MemoryConfig())
     given = entries(10)
-    for entry in given:
-        entry.pictures = {"img0": PNG + b"x"}
+    for number, entry in enumerate(given):
+        entry.pictures = {"img0": PNG + b"%d" % number}
     shard.add(given)
     with sqlite3.connect(tmp_path / "shard.sqlite") as db:  # a change that the checksums do not know
         prepare(db).execute("UPDATE vectors SET checksum = x'00' WHERE seq = 4")
         db.execute("UPDATE experiences SET record = replace(record, 'Which', X'ff') WHERE id = 'e5'")
-        db.execute("UPDATE pictures SET png = x'89' WHERE seq = 7")
+        db.execute("UPDATE pictures SET png = x'89' WHERE hash = (SELECT hash FROM experience_pictures WHERE seq = 7)")
     db.close()
     others = [f"e{i}" for i in (9, 8, 7, 6, 4, 3, 2, 1, 0)]
     assert [e.id for e in shard.list(99)] == others
@@ -118,7 +119,7 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, mo
         shard.row("e5")
     assert shard.row("unknown") is None
     assert shard.pictures("e6") == {}
-    assert shard.pictures("e7") == {"img0": PNG + b"x"}
+    assert shard.pictures("e7") == {"img0": PNG + b"7"}
     assert sorted(e.experience.id for e in read_all(shard)) == sorted(others)
     shard.close()
     shard = Shard(tmp_path, MemoryConfig())

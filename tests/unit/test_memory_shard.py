@@ -70,6 +70,15 @@ def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
     shard.close()
 
 
+def test_an_experience_that_is_evicted_and_added_again_in_one_call_is_readable(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig(), capacity=2)
+    given = entries(3)
+    assert shard.add([*given, given[0]]) == [True] * 4
+    assert ids(shard) == ["e0", "e2"]
+    assert shard.get(["e0", "e1", "e2"]) == [given[0].experience, None, given[2].experience]
+    shard.close()
+
+
 def test_by_priority_the_least_makes_room(tmp_path: Path) -> None:
     shard = Shard(tmp_path, MemoryConfig(evict="priority"), capacity=3)
     for number, priority in enumerate([0.9, 0.1, 0.5, 0.3, 0.7]):

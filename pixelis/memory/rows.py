@@ -1,0 +1,112 @@
+"""Reads what a shard stores, leaving out damaged rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pixelis.errors import InfraFailure
+from pixelis.memory.database import Database
+from pixelis.memory.portable import Entry
+from pixelis.memory.schema import intact
+from pixelis.records import Experience, Feedback
+
+COLUMNS = "id, status, priority, retrievals, successes, feedback, record"
+CHUNK = 500
+"""Most rows read by a query."""
+SEQS = "seq IN (SELECT value FROM json_each(?))"
+EXPERIENCES = f"experiences WHERE {SEQS} AND {intact('experiences')}"
+VECTORS = f"vectors WHERE {SEQS} AND {intact('vectors')}"
+PICTURES = (
+    f"experience_pictures JOIN pictures USING (hash) WHERE {SEQS} AND {intact('experience_pictures')} AND {intact('pictures')}"
+)
+"""Intact rows of the experiences whose numbers are in a JSON list."""
+
+Row = tuple[str, str, float, int, int, str, str]
+"""``COLUMNS`` of an experience, cheap to send; ``experience`` converts it to a record."""
+Place = tuple[float, str]
+"""Time and id: the sort key of listings, newest first, then by id."""
+
+
+def experience(row: Row) -> Experience:
+    """Convert a row to a record: as stored, with the current status, counts and feedback."""
+    _, status, priority, retrievals, successes, feedback, record = row
+    current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
+    stored = Experience.model_validate_json(record)
+    return stored.model_copy(update={**current, "feedback": [Feedback.model_validate(entry) for entry in json.loads(feedback)]})
+
+
+class Rows:
+    """The intact rows of a shard's database, by the numbers (``seq``) of the experiences."""
+
+    def __init__(self, database: Database):
+        self.database = database
+
+    def experiences(self, seqs: Sequence[int], columns: str = f"seq, {COLUMNS}") -> Iterator[tuple[Any, Any]]:
+        """The first of ``columns``, and the others as a tuple, in any order."""
+        for start in range(0, len(seqs), CHUNK):
+            for first, *rest in self._read(f"SELECT {columns} FROM {EXPERIENCES}", seqs[start : start + CHUNK]):
+                yield first, tuple(rest)
+
+    def pictures(self, seqs: Sequence[int]) -> dict[int, dict[str, bytes]]:
+        """PNG bytes by image id, by experience."""
+        result: dict[int, dict[str, bytes]] = {}
+        for seq, name, png in self._read(f"SELECT seq, name, png FROM {PICTURES}", seqs):
+            result.setdefault(seq, {})[name] = png
+        return result
+
+    def entries(self, seqs: Sequence[int]) -> Iterator[list[Entry]]:
+        """Experiences with their vectors and pictures, in chunks."""
+        for start in range(0, len(seqs), CHUNK):
+            chunk = seqs[start : start + CHUNK]
+            vectors = dict(self._read(f"SELECT seq, vector FROM {VECTORS}", chunk))
+            pictures = self.pictures(chunk)
+            yield [
+                Entry(
+                    experience(row),
+                    np.frombuffer(vectors[seq], "<f4") if seq in vectors else None,
+                    pictures.get(seq, {}),
+                )
+                for seq, row in sorted(self.experiences(chunk))
+            ]
+
+    def page(self, limit: int, after: Place | None, user: str | None, seqs: Iterable[int]) -> list[tuple[float, Row]]:
+        """Times and rows of at most ``limit`` experiences; see ``Shard.list_rows``. ``seqs`` are those of all."""
+        at, id = after or (float("inf"), "")
+        conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)", intact("experiences")], [at, at, id]
+        if user is not None and user.endswith("."):
+            conditions.append("user >= ? AND user < ?")
+            values += [user, user[:-1] + "/"]  # the character after the dot
+        elif user is not None:
+            conditions.append("user = ?")
+            values.append(user)
+        where, page = " AND ".join(conditions), max(0, limit)
+        try:
+            with self.database.read() as db:
+                query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE {where} ORDER BY created_at DESC, id LIMIT ?"
+                return [(row[0], row[1:]) for row in db.execute(query, [*values, page]).fetchall()]
+        except InfraFailure:  # damaged: read what can be read
+            rows = [
+                (at_, row[1:])
+                for at_, row in self.experiences(list(seqs), f"created_at, user, {COLUMNS}")
+                if (at_ < at or (at_ == at and row[1] > id)) and _of(user, row[0])
+            ]
+            return sorted(rows, key=lambda pair: (-pair[0], pair[1][0]))[:page]
+
+    def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
+        """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
+        try:
+            with self.database.read() as db:
+                return db.execute(query, (json.dumps(list(seqs)),)).fetchall()
+        except InfraFailure:
+            if len(seqs) == 1:
+                return []
+            return [row for seq in seqs for row in self._read(query, [seq])]
+
+
+def _of(user: str | None, owner: str | None) -> bool:
+    """Whether an experience of ``owner`` is of ``user``; see ``Shard.list_rows``."""
+    return user in (None, owner) or (user is not None and user.endswith(".") and (owner or "").startswith(user))

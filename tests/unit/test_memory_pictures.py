@@ -1,0 +1,197 @@
+"""Pictures of experiences: each content is stored once in a shard, and exactly as long as an experience shows it."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_entries import PNG, entries, made
+
+from pixelis.config import MemoryConfig
+from pixelis.memory import Entry, Shard
+from pixelis.memory.schema import prepare
+
+CONTENTS = [PNG + random.Random(i).randbytes(3000) for i in range(4)]
+CHANGES = st.one_of(
+    st.tuples(st.just("add"), st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(0, 3), max_size=3)), max_size=4)),
+    st.tuples(st.just("delete"), st.lists(st.integers(0, 12), max_size=4)),
+    st.tuples(st.just("user"), st.integers(0, 1)),
+    st.tuples(st.just("reopen"), st.none()),
+)
+
+
+def stored(folder: Path) -> list[bytes]:
+    """The contents in the table of pictures."""
+    with sqlite3.connect(folder / "shard.sqlite") as db:
+        result = [png for (png,) in db.execute("SELECT png FROM pictures")]
+    db.close()
+    return result
+
+
+def showing(number: int, *contents: int, user: str | None = None) -> Entry:
+    return Entry(made(number, user=user), None, {f"img{i}": CONTENTS[content] for i, content in enumerate(contents)})
+
+
+def make_old(folder: Path) -> None:
+    """Give a closed shard the tables of schema 2, with a copy of each picture for each experience."""
+    with sqlite3.connect(folder / "shard.sqlite") as db:
+        prepare(db).executescript(
+            """
+            CREATE TABLE copies (seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, name TEXT NOT NULL,
+              png BLOB NOT NULL, checksum BLOB, PRIMARY KEY (seq, name)) WITHOUT ROWID;
+            INSERT INTO copies SELECT seq, name, png, digest(seq, CAST(name AS BLOB), png)
+              FROM experience_pictures JOIN pictures USING (hash);
+            DROP TRIGGER experience_picture_deleted;
+            DROP TABLE experience_pictures;
+            DROP TABLE pictures;
+            ALTER TABLE copies RENAME TO pictures;
+            PRAGMA user_version = 2;
+            """
+        )
+    db.close()
+
+
+def test_a_picture_of_several_experiences_is_stored_once(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
+    assert shard.add([showing(0, 0, 1), showing(1, 0), showing(2, 0, 0), showing(3)]) == [True] * 4
+    assert sorted(stored(tmp_path)) == sorted(CONTENTS[:2])
+    assert shard.pictures("e0") == {"img0": CONTENTS[0], "img1": CONTENTS[1]}
+    assert shard.pictures("e2") == {"img0": CONTENTS[0], "img1": CONTENTS[0]}
+    assert shard.pictures("e3") == shard.pictures("unknown") == {}
+    shard.export(tmp_path / "all.parquet")
+    other = Shard(tmp_path / "other", MemoryConfig())
+    assert other.load(tmp_path / "all.parquet") == 4
+    assert sorted(stored(tmp_path / "other")) == sorted(CONTENTS[:2])
+    assert [other.pictures(f"e{i}") for i in range(4)] == [shard.pictures(f"e{i}") for i in range(4)]
+    other.close()
+    shard.close()
+
+
+def test_a_picture_goes_with_the_last_user_who_showed_it(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add([showing(0, 0, 1, user="a"), showing(1, 0, user="b")])
+    assert shard.delete_user("a") == ["e0"]
+    assert stored(tmp_path) == CONTENTS[:1]
+    assert (shard.pictures("e0"), shard.pictures("e1")) == ({}, {"img0": CONTENTS[0]})
+    assert shard.delete_user("b") == ["e1"]
+    shard.close()
+    for file in tmp_path.iterdir():
+        assert not any(content[8:] in file.read_bytes() for content in CONTENTS), file.name
+
+
+def test_pictures_go_with_evicted_and_pruned_experiences(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig(), capacity=2)
+    shard.add([showing(0, 0), showing(1, 0, 1)])
+    shard.add([showing(2, 2), showing(3, 3)])
+    assert sorted(stored(tmp_path)) == sorted(CONTENTS[2:])
+    shard.prune(3.5 + 86_400 * MemoryConfig().retention_days)
+    assert stored(tmp_path) == []
+    shard.close()
+
+
+def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_next_add(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add([showing(0, 0, 1), showing(1, 0), showing(2, 1)])
+    shard.close()
+    intact = (tmp_path / "shard.sqlite").read_bytes()
+    damage = intact.replace(CONTENTS[0][20:40], bytes(20))
+    assert damage != intact
+    (tmp_path / "shard.sqlite").write_bytes(damage)
+    shard = Shard(tmp_path, MemoryConfig())
+    assert shard.database.salvaged is not None
+    assert shard.database.salvaged.without_pictures == ["e0", "e1"]
+    assert [shard.pictures(f"e{i}") for i in range(3)] == [{"img1": CONTENTS[1]}, {}, {"img0": CONTENTS[1]}]
+    with sqlite3.connect(tmp_path / "shard.sqlite") as db:  # while it is open
+        db.execute("UPDATE pictures SET png = x'89'")
+    db.close()
+    assert shard.pictures("e2") == {}
+    shard.add([showing(3, 1)])
+    assert shard.pictures("e2") == shard.pictures("e3") == {"img0": CONTENTS[1]}
+    shard.close()
+
+
+def test_a_file_with_a_copy_for_each_experience_is_rewritten(tmp_path: Path) -> None:
+    given = entries(5)
+    for number, entry in enumerate(given):
+        entry.pictures = {"img0": CONTENTS[0], "obs1": CONTENTS[1 + number % 3]}
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add([*given, *entries(1, first=9)])
+    shard.delete(["e9"])
+    shard.succeeded("r", ["e1"])
+    shard.withdraw([3])
+    expected, found = shard.get([f"e{i}" for i in range(5)]), shard.search(np.stack([entry.vector for entry in given]), 3)
+    shard.close()
+    make_old(tmp_path)
+    assert len(stored(tmp_path)) == 10
+    (tmp_path / "salvaged.sqlite").write_bytes(b"left by a start that was killed")
+    shard = Shard(tmp_path, MemoryConfig())
+    assert sorted(stored(tmp_path)) == sorted(CONTENTS)
+    assert shard.get([f"e{i}" for i in range(5)]) == expected
+    assert shard.search(np.stack([entry.vector for entry in given]), 3) == found
+    assert [shard.pictures(f"e{i}") for i in range(5)] == [entry.pictures for entry in given]
+    assert shard.damaged == 0
+    assert shard.succeeded("r", ["e1"]) == 0, "is still counted"
+    assert shard.stats()["added"] == 6, "no number is used again"
+    shard.add([Entry(made(7, policy_version=3))])
+    assert shard.row("e7")[1] == "failed", "the version is still withdrawn"
+    assert not list(tmp_path.glob("damaged-*"))
+    shard.close()
+
+
+def test_a_damaged_file_with_copies_is_rewritten_without_the_damaged_ones(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add([showing(0, 0, 1), showing(1, 1), showing(2, 0)])
+    shard.close()
+    make_old(tmp_path)
+    with sqlite3.connect(tmp_path / "shard.sqlite") as db:
+        prepare(db).execute("UPDATE pictures SET png = x'89' WHERE seq = 1 AND name = 'img0'")
+        db.execute("UPDATE experiences SET record = '{}' WHERE id = 'e1'")
+    db.close()
+    shard = Shard(tmp_path, MemoryConfig())
+    result = shard.database.salvaged
+    assert result is not None
+    assert (result.experiences, result.lost_ids, result.without_pictures) == (2, ["e1"], ["e0"])
+    assert shard.pictures("e0") == {"img1": CONTENTS[1]}
+    assert shard.pictures("e2") == {"img0": CONTENTS[0]}
+    assert len(list(tmp_path.glob("damaged-*.sqlite"))) == 1
+    shard.close()
+
+
+@pytest.mark.slow
+@given(changes=st.lists(CHANGES, max_size=12), capacity=st.integers(2, 9))
+@settings(max_examples=10)
+def test_every_picture_of_an_experience_is_stored_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory, changes: list, capacity: int
+) -> None:
+    folder, expected = tmp_path_factory.mktemp("pictures"), dict[int, dict[str, bytes]]()
+    shard = Shard(folder, MemoryConfig(), capacity)
+    try:
+        for change, value in changes:
+            if change == "add":
+                added = [showing(number, *contents, user=f"u{number % 2}") for number, contents in value]
+                for (number, _), entry, new in zip(value, added, shard.add(added), strict=True):
+                    assert new == (number not in expected)
+                    if new:
+                        if len(expected) >= capacity:
+                            del expected[next(iter(expected))]
+                        expected[number] = entry.pictures
+            elif change == "delete":
+                shard.delete([f"e{number}" for number in value])
+                expected = {number: pictures for number, pictures in expected.items() if number not in value}
+            elif change == "user":
+                shard.delete_user(f"u{value}")
+                expected = {number: pictures for number, pictures in expected.items() if number % 2 != value}
+            else:
+                shard.close()
+                shard = Shard(folder, MemoryConfig(), capacity)
+                assert shard.damaged == 0
+            assert {n: shard.pictures(f"e{n}") for n in range(13) if f"e{n}" in shard._rows} == expected
+            distinct = {content for pictures in expected.values() for content in pictures.values()}
+            assert sorted(stored(folder)) == sorted(distinct)
+    finally:
+        shard.close()
