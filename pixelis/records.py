@@ -296,8 +296,8 @@ class Step(Record):
         unreadable = self.verbatim is not None and not self.learn and self.op is None
         if (self.op is None) == (self.answer is None) and not unreadable:
             raise ValueError("a turn needs either an `op` or an `answer`")
-        if self.further and (self.op is None or self.verbatim is not None):
-            raise ValueError("`further` calls follow an `op`, in a turn that is not verbatim")
+        if self.further and self.op is None:
+            raise ValueError("`further` calls follow an `op`")
         return self
 
 

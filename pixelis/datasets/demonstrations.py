@@ -86,18 +86,23 @@ class Player:
     ) -> tuple[Turn, list[Action], OperationError | None]:
         """The turn of a call, the actions to execute, and the error that takes the place of their results, if any."""
         action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
+        actions = [action, *step.further]
         verbatim = step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
         if step.op is None:
             assert step.verbatim is not None
             turn = self.renderer.verbatim(step.verbatim.text)
         else:
-            turn = self.renderer.verbatim(verbatim.text) if verbatim is not None else self._rendered(action, step, images)
+            turn = self.renderer.verbatim(verbatim.text) if verbatim is not None else self._rendered(actions, step, images)
         # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
         read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-        as_in_row = verbatim is None or step.op is None or reply.action == self.renderer.dialect.adapt(action)
+        as_in_row = verbatim is None or step.op is None or read.actions == [self.renderer.dialect.adapt(a) for a in actions]
         if verbatim is not None and not as_in_row and (step.learn or reply.action is not None):
-            turn = self.renderer.verbatim(verbatim.text, action, images)
+            self.renderer.check_calls(len(actions))
+            turn = self.renderer.verbatim(verbatim.text, actions, images)
             read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
+        if verbatim is not None and step.op is not None and read.actions and len(read.actions) != len(actions):
+            executed = f"{len(actions)} of the calls of a turn, here it would be {len(read.actions)}"
+            raise OperationError(f"the row executed {executed}: set dialogue.max_calls={len(actions)}", code="limit")
         read_back = {"action": read.action, "further_actions": read.further_actions, "error": read.error}
         turn = turn.model_copy(update={"learn": step.learn, **read_back})
         if step.verbatim is not None and step.verbatim.failed:
@@ -105,17 +110,17 @@ class Player:
         if turn.actions:
             return turn, turn.actions, None
         if step.op is not None and verbatim is not None:
-            return turn, [action], None
+            return turn, actions, None
         return turn, [action], reply.error or OperationError("no call was found", code="bad_json")
 
-    def _rendered(self, action: Action, step: Step, images: list[ImageView]) -> Turn:
-        """The call in the run's dialect; a mistaken one that the dialect cannot write is written as JSON as it stands."""
+    def _rendered(self, actions: list[Action], step: Step, images: list[ImageView]) -> Turn:
+        """The calls in the run's dialect; a mistaken one that the dialect cannot write is written as JSON as it stands."""
         try:
-            return self.renderer.assistant([action, *step.further], step.think, images)
+            return self.renderer.assistant(actions, step.think, images)
         except OperationError:
             if step.learn:
                 raise
-            return self.renderer.mistaken(action, step.think)
+            return self.renderer.mistaken(actions[0], step.think)
 
     def scene(self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]) -> Scene:
         """The media, images and objects of an episode as operations access them."""

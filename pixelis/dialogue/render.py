@@ -173,8 +173,7 @@ class Renderer:
         scale, or for more calls than ``dialogue.max_calls``.
         """
         calls = [content] if isinstance(content, Action) else [] if isinstance(content, str) else list(content)
-        if len(calls) > self.max_calls:
-            raise OperationError(f"{len(calls)} calls in a turn, dialogue.max_calls is {self.max_calls}", code="limit")
+        self.check_calls(len(calls))
         parts = self.dialect.render(calls or content, self._scale(images), think)
         actions = [self.dialect.adapt(action) for action in calls]
         return Turn(
@@ -185,6 +184,11 @@ class Renderer:
             further_actions=actions[1:],
         )
 
+    def check_calls(self, count: int) -> None:
+        """Raise OperationError ``limit`` for more calls in a turn than ``dialogue.max_calls``."""
+        if count > self.max_calls:
+            raise OperationError(f"{count} calls in a turn, dialogue.max_calls is {self.max_calls}", code="limit")
+
     def mistaken(self, action: Action, think: str | None = None) -> Turn:
         """The turn of a wrong call that the dialect has no form for, arguments as they stand: it is context, never learnt."""
         call = {"name": action.op, "arguments": {**action.arguments, "target": action.target}}
@@ -193,13 +197,13 @@ class Renderer:
         pieces = [*([Tag("<think>"), think, Tag("</think>")] if think else []), Tag(f"<{tag}>"), text, Tag(f"</{tag}>")]
         return Turn(role="assistant", text=_clean("".join(pieces)), tokens=self._encode([*pieces, END]))
 
-    def verbatim(self, text: str, action: Action | None = None, images: Sequence[ImageView] = ()) -> Turn:
-        """A demonstration's turn as its row has it. ``action``: its call is written anew, with this action; the rest is kept.
+    def verbatim(self, text: str, actions: Sequence[Action] = (), images: Sequence[ImageView] = ()) -> Turn:
+        """A demonstration's turn as its row has it. ``actions``: its calls are written anew, as these; the rest is kept.
 
         Raises OperationError as `assistant`.
         """
-        if action is not None:
-            text = self.dialect.rewrite(text, action, self._scale(images))
+        if actions:
+            text = self.dialect.rewrite(text, actions, self._scale(images))
         return Turn(role="assistant", text=_clean(text), tokens=self._encode([*self.dialect.pieces(text), END]))
 
     def _scale(self, images: Sequence[ImageView]) -> Scale:

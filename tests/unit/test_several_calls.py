@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ from PIL import Image
 from pydantic import ValidationError
 
 from pixelis.config import DialogueConfig, parse
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.formats import read_records, write_chat
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams
+from pixelis.errors import BadInput, OperationError
 from pixelis.evaluation.metrics import operation_counts
 from pixelis.operations import OPERATIONS, Scene, execute, select
 from pixelis.operations.pixel_budget import PixelBudget
@@ -173,3 +177,101 @@ def test_demonstrations_with_several_calls_are_played_as_an_episode_would_be(dia
     assert (count, again) == (["obs1", "obs2"], [turn.tokens for turn in t.turns if turn.role == "tool"])
     with pytest.raises(ValidationError, match="further"):
         Demonstration.model_validate({**row, "turns": [{"answer": "7", "further": further}]})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for i, width in enumerate((560, 280, 280, 280)):
+        Image.fromarray(PICTURE[:280, :width]).save(tmp_path / f"{i}.png")
+    return tmp_path
+
+
+def chat(dialect: str, *boxes: list[int], results: int | None = None, more: str = "") -> dict:
+    """A row of a system's chat: a turn with these calls, its results and a call on the last image or an answer."""
+    count = len(boxes) if results is None else results
+    shown = "\n".join(["<tool_response><image></tool_response>"] * count)
+    messages = [("user", "<image>Which?"), ("assistant", written(dialect, *boxes)), ("user", shown)]
+    messages += [("assistant", more), ("user", "<tool_response><image></tool_response>")] if more else []
+    messages.append(("assistant", "<think>t</think><answer>7</answer>"))
+    images = [f"{i}.png" for i in range(1 + count + bool(more))]
+    return {"id": "c", "messages": [{"role": role, "content": text} for role, text in messages], "images": images}
+
+
+def read(folder: Path, row: dict) -> Demonstration | BadRow:
+    (folder / "rows.jsonl").write_text(json.dumps(row))
+    (record,) = read_records(str(folder / "rows.jsonl"))
+    assert isinstance(record, Demonstration | BadRow)
+    return record
+
+
+def playing(dialect: str, max_calls: int) -> Player:
+    pixels = {"min_pixels": 560 * 280, "max_pixels": 560 * 280}
+    dialogue = {"dialect": dialect, "max_calls": max_calls, "max_context": 4096, "input": pixels, "crop": pixels}
+    model = str(tiny_policy.folder("qwen2_5_vl"))
+    return Player(parse({"policy": {"model": model}, "dialogue": dialogue, "learner": {"row_tokens": 4096}}), model)
+
+
+NORMAL = {"deepeyes": ([0, 0, 280, 280], [280, 0, 560, 280]), "qwen": ([0, 0, 500, 1000], [500, 0, 1000, 1000])}
+"""The left and right half of the picture in the units of a row: pixels, and 0..1000."""
+
+
+@pytest.mark.parametrize("dialect", TOOLS)
+def test_a_row_with_several_calls_in_a_turn_is_read_played_and_written_back(folder: Path, dialect: str) -> None:
+    later = '<think>t</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,1000,500],"target":"obs2"}}</tool_call>'
+    row = chat(dialect, *NORMAL[dialect], more=later if dialect == "qwen" else "")
+    d = read(folder, row)
+    assert isinstance(d, Demonstration)
+    boxes = [call.arguments["box"] for call in (Action(op="zoom_in", arguments=d.turns[0].arguments), *d.turns[0].further)]
+    assert boxes == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
+    assert [turn.target for turn in d.turns] == ["img0", *(["obs2"] if dialect == "qwen" else []), None]
+    assert all(turn.learn for turn in d.turns)
+    back = json.loads(json.dumps(write_chat(d, "sharegpt_messages")).replace(f"{folder}/", ""))
+    assert {key: back[key] for key in row} == row
+    t, views = playing(dialect, 2).play(d)
+    assert [view.id for view in t.images] == ["img0", "obs1", "obs2", *(["obs3"] if dialect == "qwen" else [])]
+    assert [view.box for view in t.images[1:3]] == [(0.0, 0.0, 0.5, 1.0), (0.5, 0.0, 1.0, 1.0)]
+    assert len(views) == len(t.images)
+    with pytest.raises(OperationError, match=r"dialogue\.max_calls"):
+        playing(dialect, 1).play(d)
+
+
+@pytest.mark.parametrize("dialect", TOOLS)
+def test_calls_of_a_row_of_which_only_one_was_executed(folder: Path, dialect: str) -> None:
+    d = read(folder, chat(dialect, *NORMAL[dialect], results=1))
+    assert isinstance(d, Demonstration)
+    assert d.turns[0].further == []
+    if dialect == "qwen":  # our own dialect refuses such a turn
+        assert (d.turns[0].op, d.turns[0].learn) == (None, False)
+        return
+    assert d.turns[0].arguments["box"] == [0.5, 0, 1, 1]
+    t, _ = playing(dialect, 1).play(d)
+    assert [view.box for view in t.images[1:]] == [(0.5, 0.0, 1.0, 1.0)]
+    with pytest.raises(OperationError, match=r"set dialogue\.max_calls=1"):
+        playing(dialect, 2).play(d)
+
+
+def test_rows_whose_results_do_not_fit_their_calls_are_refused_by_name(folder: Path) -> None:
+    row = chat("deepeyes", *NORMAL["deepeyes"])
+    failed = "<tool_response><image></tool_response>\n<tool_response>Error: too small</tool_response>"
+    three = chat("deepeyes", *NORMAL["deepeyes"], results=3)
+    for text, images in ((failed, row["images"][:2]), (three["messages"][2]["content"], three["images"])):
+        messages = [*row["messages"][:2], {"role": "user", "content": text}, row["messages"][3]]
+        bad = read(folder, {**row, "messages": messages, "images": images})
+        assert isinstance(bad, BadRow)
+        assert (bad.column, bad.code) == ("messages.2", "result_count")
+
+
+def test_a_dialect_without_several_calls_refuses_to_write_them(folder: Path) -> None:
+    d = read(folder, chat("deepeyes", *NORMAL["deepeyes"]))
+    assert isinstance(d, Demonstration)
+    with pytest.raises(BadInput, match="one call") as error:
+        write_chat(d, "sharegpt", dialect="mini_o3")
+    assert error.value.code == "limit"
+    ours = d.model_copy(update={"turns": [turn.model_copy(update={"verbatim": None}) for turn in d.turns]})
+    row = write_chat(ours, "sharegpt_messages", [["1.png", "2.png"]], dialect="qwen")
+    assert row["messages"][1]["content"].count("<tool_call>") == 2
+    again = read(folder, row | {"images": [f"{i}.png" for i in range(3)]})
+    assert isinstance(again, Demonstration)
+    assert again.turns[0].further == ours.turns[0].further
+    with pytest.raises(BadInput, match="2 calls and 1 images"):
+        write_chat(ours, "sharegpt_messages", [["1.png"]], dialect="qwen")

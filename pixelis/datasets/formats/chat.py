@@ -25,6 +25,8 @@ from pixelis.records import Action, Demonstration, Media, Step, Verbatim
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 ROLES |= {"observation": "user", "tool": "user", "function_response": "user"}
+RESPONSE = "<tool_response>"
+"""Opens each result in the user turn that follows a turn with several calls."""
 ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
 """The beginning of a user turn that reports an error of the call before it."""
 
@@ -80,11 +82,13 @@ def demonstration_of(
         if turn.role == "user":
             if not steps or steps[-1].answer is not None:
                 raise RowError(column, "second_question", f"turn {i} asks again, but a demonstration has one question")
-            steps[-1] = reader.with_result(steps[-1], turn)
+            steps[-1] = reader.with_result(steps[-1], turn, f"{column}.{i}")
             continue
         if steps and steps[-1].answer is not None:
             raise RowError(column, "second_answer", f"turn {i} continues after the answer")
-        steps.append(reader.step(turn.text, last=i == len(chat) - 1, place=f"{column}.{i}"))
+        last = i == len(chat) - 1
+        results = 1 if last or not reader.dialect.parallel_calls else max(1, chat[i + 1].text.count(RESPONSE))
+        steps.append(reader.step(turn.text, last, f"{column}.{i}", max_calls=results))
     if not steps or steps[-1].answer is None:
         raise RowError(column, "no_answer", "the chat does not end with an answer")
     if learnt_turns is not None:
@@ -119,17 +123,23 @@ class _Reader:
             for i, path in enumerate(frames):
                 self.sizes.add(f"{item.id}.{i}", path)
 
-    def step(self, text: str, last: bool, place: str) -> Step:
-        """The turn of an assistant. RowError ``no_action``, ``no_answer``, or the code of a last turn that is a broken call."""
+    def step(self, text: str, last: bool, place: str, max_calls: int = 1) -> Step:
+        """The turn of an assistant with up to ``max_calls`` calls that were executed, as many as it has results.
+
+        RowError ``no_action``, ``no_answer``, or the code of a last turn that is a broken call.
+        """
         scale = Scale("thousand", self.sizes, clips=self.clips)  # dialects with a scale of their own replace the kind
-        reply, learn = self.dialect.parse(text, OPERATIONS, scale), True
+        reply, learn = self.dialect.parse(text, OPERATIONS, scale, max_calls), True
         if reply.error is not None and reply.error.code == "out_of_range" and self.dialect.rows_clamp:
             # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not learnt.
-            reply, learn = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True)), False
+            reply, learn = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), max_calls), False
         verbatim, think = Verbatim(dialect=self.dialect.name, text=text), (reply.think or "").strip() or None
-        if (action := reply.action) is not None and (target := self.names.get(action.target, action.target)) is not None:
-            arguments = action.arguments
-            return Step(think=think, op=action.op, target=target, arguments=arguments, learn=learn, verbatim=verbatim)
+        actions = [reply.action, *reply.further_actions] if reply.action is not None else []
+        targets = [self.names.get(action.target, action.target) for action in actions]
+        if actions and None not in targets:
+            first, *further = (a.model_copy(update={"target": target}) for a, target in zip(actions, targets, strict=True))
+            call = {"op": first.op, "target": first.target, "arguments": first.arguments, "further": further}
+            return Step(think=think, learn=learn, verbatim=verbatim, **call)
         if reply.answer is not None:
             return Step(think=think, answer=reply.answer, verbatim=verbatim)
         if reply.error is not None or reply.action is not None:
@@ -147,9 +157,11 @@ class _Reader:
             raise RowError(place, "no_answer", "the last turn is empty")
         return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
 
-    def with_result(self, step: Step, turn: ChatTurn) -> Step:
-        """The call with the user turn that followed it."""
+    def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
+        """The call or calls with the user turn that followed. RowError ``result_count`` for calls without a result each."""
         assert step.verbatim is not None
+        if step.further:
+            return self._with_results(step, turn, place)
         paths = [path for item in turn.media for path in (item.frames or [item.uri])]
         failed = not paths and ERROR_RESULT.match(turn.text) is not None
         result = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
@@ -163,6 +175,33 @@ class _Reader:
                 self.names[key] = name if readable else None
                 self.sizes.add(key, path)
         return step.model_copy(update={"verbatim": result})
+
+    def _with_results(self, step: Step, turn: ChatTurn, place: str) -> Step:
+        """A turn with several calls, each with a result of its own in the following user turn.
+
+        A result without an image is an error or a text; the images of others would be numbered differently if one of the calls
+        had failed, so such a row is refused.
+        """
+        assert step.verbatim is not None
+        parts = turn.text.split(RESPONSE)[1:]
+        shown = [part.count("<image>") for part in parts]
+        if len(parts) != 1 + len(step.further) or sum(shown) != len(turn.media):
+            raise RowError(
+                place, "result_count", f"{1 + len(step.further)} calls, {len(parts)} results of {len(turn.media)} images"
+            )
+        if any(not count and ERROR_RESULT.match(part) for part, count in zip(parts, shown, strict=True)):
+            raise RowError(place, "result_count", "one of several calls failed, which would shift the numbers of the others")
+        paths = [item.uri for item in turn.media]
+        for count in shown:
+            own, paths = paths[:count], paths[count:]
+            self.shown, self.executed = self.shown + 1, self.executed + 1
+            for key, name, path in zip(
+                _observation_ids(self.shown, count), _observation_ids(self.executed, count), own, strict=True
+            ):
+                self.names[key] = name
+                self.sizes.add(key, path)
+        images = [item.uri for item in turn.media]
+        return step.model_copy(update={"verbatim": step.verbatim.model_copy(update={"result": turn.text, "images": images})})
 
 
 def _dialect(replies: str) -> Dialect:
@@ -231,19 +270,34 @@ def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequenc
     replies, results, successes = [], iter(images), 0
     for i, turn in enumerate(record.turns):
         target = turn.target or default_target(sizes)
-        reply = turn.answer if turn.answer is not None else Action(op=turn.op or "", target=target, arguments=turn.arguments)
+        calls = [Action(op=turn.op or "", target=target, arguments=turn.arguments), *turn.further]
         try:
             if turn.verbatim is not None and turn.verbatim.dialect == dialect:
                 replies.append(turn.verbatim.text)
             else:
-                replies.append("".join(DIALECTS[dialect].render(reply, Scale("thousand", sizes, clips=clips), turn.think)))
+                if turn.further and not DIALECTS[dialect].parallel_calls:
+                    raise OperationError(f"a turn has one call, not {len(calls)}", code="limit")
+                content = turn.answer if turn.answer is not None else calls
+                replies.append("".join(DIALECTS[dialect].render(content, Scale("thousand", sizes, clips=clips), turn.think)))
         except OperationError as error:
             message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
             raise BadInput(message, code=error.code) from None
         if turn.answer is None and not has_failed(turn, files := next(results)) and (turn.op is not None or files):
-            successes += 1
-            sizes |= dict.fromkeys(_observation_ids(successes, len(files)), (0, 0))
+            for count in _counts(turn, files):
+                successes += 1
+                sizes |= dict.fromkeys(_observation_ids(successes, count), (0, 0))
     return replies
+
+
+def _counts(turn: Step, files: Sequence[str]) -> list[int]:
+    """How many of the files each call of a turn returned; BadInput if that is unknown."""
+    if not turn.further:
+        return [len(files)]
+    result = turn.verbatim.result if turn.verbatim is not None else None
+    counts = [1] * (1 + len(turn.further)) if result is None else [part.count("<image>") for part in result.split(RESPONSE)[1:]]
+    if sum(counts) != len(files):
+        raise BadInput(f"a turn has {len(counts)} calls and {len(files)} images", code="media_count", fix="give one image a call")
+    return counts
 
 
 def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
@@ -254,6 +308,8 @@ def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
     if turn.verbatim is not None and turn.verbatim.result is not None:
         text = turn.verbatim.result
         return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")
+    if turn.further:
+        return "\n".join(f"{RESPONSE}{mark * count}</tool_response>" for count in _counts(turn, files))
     text = turn.observation.text if turn.observation is not None else ""
     if has_failed(turn, files):
         return f"error: {text or 'the call was refused'}"

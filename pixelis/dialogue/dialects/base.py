@@ -70,6 +70,8 @@ class Dialect(ABC):
     ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the model's own.
     ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags, as in mathematics data sets.
 
+    ``parallel_calls``: a turn may have several calls (``max_calls``).
+
     Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``: what a
     turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the image are
     cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: the system did so when it wrote its rows.
@@ -80,6 +82,7 @@ class Dialect(ABC):
     thinks: ClassVar[bool] = True
     scale: ClassVar[Coordinates | None] = None
     boxes: ClassVar[bool] = False
+    parallel_calls: ClassVar[bool] = False
     several: ClassVar[Literal["refuse", "first", "last"]] = "refuse"
     both: ClassVar[Literal["refuse", "answer", "call", "end"]] = "refuse"
     clamps: ClassVar[bool] = False
@@ -122,19 +125,27 @@ class Dialect(ABC):
         tags = re.compile("(" + "|".join(re.escape(tag) for tag in self.tags) + ")")
         return [Tag(piece) if piece in self.tags else piece for piece in tags.split(text) if piece]
 
-    def rewrite(self, text: str, action: Action, scale: Scale) -> str:
-        """The text with ``action`` as its call; further fields and all other text stay. Raises OperationError as `render`."""
+    def rewrite(self, text: str, actions: Sequence[Action], scale: Scale) -> str:
+        """The text with ``actions`` as its calls; further fields and all other text stay. Raises OperationError as `render`.
+
+        A single action replaces the call that counts, several replace the first ones.
+        """
         _, body = self._split(text)
-        if (call := self._chosen(body)) is None:
-            raise OperationError("the turn has no call", code="bad_json")
-        old, new = self._load(call[1]), self._write_call(self.adapt(action), self._scaled(scale))
-        if isinstance(old, dict):
-            inner = {
-                key: {**old[key], **new[key]} for key in old if isinstance(old[key], dict) and isinstance(new.get(key), dict)
-            }
-            new = {**old, **new, **inner}
-        written, start = call[1].replace(call[1].strip(), self._json(new)), len(text) - len(body)
-        return text[: start + call.start(1)] + written + text[start + call.end(1) :]
+        chosen = self._chosen(body)
+        calls = list(self._call.finditer(body))[: len(actions)] if len(actions) > 1 else [chosen] if chosen else []
+        if len(calls) != len(actions):
+            raise OperationError("the turn has no call" if not calls else "the turn has fewer calls", code="bad_json")
+        start = len(text) - len(body)
+        for call, action in reversed(list(zip(calls, actions, strict=True))):
+            old, new = self._load(call[1]), self._write_call(self.adapt(action), self._scaled(scale))
+            if isinstance(old, dict):
+                inner = {
+                    key: {**old[key], **new[key]} for key in old if isinstance(old[key], dict) and isinstance(new.get(key), dict)
+                }
+                new = {**old, **new, **inner}
+            written = call[1].replace(call[1].strip(), self._json(new))
+            text = text[: start + call.start(1)] + written + text[start + call.end(1) :]
+        return text
 
     def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1) -> Reply:
         """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.

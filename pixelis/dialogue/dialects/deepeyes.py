@@ -71,6 +71,7 @@ class DeepEyes(Dialect):
     name = "deepeyes"
     scale = "pixels"
     boxes = True
+    parallel_calls = True
     several = "last"
     both = "answer"
     clamps = True

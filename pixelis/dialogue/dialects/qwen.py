@@ -39,6 +39,7 @@ class Qwen(Dialect):
     """
 
     name = "qwen"
+    parallel_calls = True
     thinks = False
 
     def offers(self, operation: type[Operation]) -> bool:
