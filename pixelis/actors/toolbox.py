@@ -29,9 +29,9 @@ from pixelis.config import Config
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage, InfraFailure, OperationError, PixelisError
 from pixelis.operations import Scene, execute, select
-from pixelis.operations.environment import PARENT, Environment, environment_of, select_environments
+from pixelis.operations.environment import Environment, environment_of, observe, select_environments, start
 from pixelis.operations.media import first_look
-from pixelis.operations.pixel_budget import PixelBudget, fit
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation, Question
 from pixelis.telemetry.metrics import count
@@ -140,22 +140,12 @@ class Toolbox:
         if call.question is not None:
             kind = environment_of(call.question, self.environments)
             assert kind is not None
-            environment = self.episodes[call.episode] = kind()
-            # Episodes of one question start from one state: they are compared with each other.
-            seed = int.from_bytes(hashlib.blake2b(f"{self.config.run.seed} {call.question.id}".encode(), digest_size=4).digest())
-            result = environment.reset(call.question, pictures, seed)
+            self.episodes[call.episode], result = start(kind, call.question, pictures, self.config.run.seed)
         elif (running := self.episodes.get(call.episode)) is None:
             raise InfraFailure("the process of the environment was replaced", code="environment_lost")
         else:
             result = running.execute(call.action)
-        views = [fit(np.asarray(image), self.crop, self.multiple) for image in result.images]
-        sizes = [(image.shape[1], image.shape[0]) for image in result.images]
-        images = [
-            ImageView(id="", parent=PARENT, source_size=size, view_size=(view.shape[1], view.shape[0]))
-            for size, view in zip(sizes, views, strict=True)
-        ]
-        data = {**result.data, "reward": float(result.reward), "done": bool(result.done)}
-        return Observation(status="ok", text=result.text, images=images, data=data), views
+        return observe(result, self.crop, self.multiple)
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         start, name = time.perf_counter(), call.action.op[:30]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.errors import BadInput, OperationError
+from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
 from pixelis.records import Action, Demonstration
 from pixelis.rewards.scorers import find_scorer
@@ -16,11 +17,23 @@ SLACK = 0.01
 COORDINATES = ("box", "point", "center")
 
 
-def check_demonstration(row: Demonstration, source: str, operations: Mapping[str, type[Operation]]) -> BadRow | None:
+def check_demonstration(
+    row: Demonstration,
+    source: str,
+    operations: Mapping[str, type[Operation]],
+    environments: Mapping[str, type[Environment]] | None = None,
+) -> BadRow | None:
     """The first thing that is wrong with ``row``, or None. Turns with ``learn=False`` may be mistaken and are not checked.
 
-    ``operations``: those that the dialect offers, by name. Costs no media: nothing is opened or executed.
+    ``operations``: those that the dialect offers, by name; ``environments``: those of the run. An environment may end the
+    episode, so such a row need not end with an answer. Costs no media: nothing is opened or executed.
     """
+    try:
+        environment = environment_of(row, environments or {})
+    except BadInput as error:
+        return BadRow(source, row.id, "environment", error.code, f"{error.message} ({error.fix})")
+    if environment is not None:
+        operations = {action.name: action for action in environment.actions}
     if row.scorer is not None:
         try:
             find_scorer(row.scorer)
@@ -33,7 +46,7 @@ def check_demonstration(row: Demonstration, source: str, operations: Mapping[str
         for call in [Action(op=turn.op, arguments=turn.arguments), *turn.further] if turn.op is not None and turn.learn else []:
             if problem := _call_problem(call, operations):
                 return BadRow(source, row.id, f"turns.{number}.{problem[0]}", problem[1], problem[2])
-    if row.turns[last].answer is None:
+    if row.turns[last].answer is None and environment is None:
         message = 'the last turn calls an operation; end with {"answer": "..."}'
         return BadRow(source, row.id, f"turns.{last}", "no_answer", message)
     return None
@@ -46,7 +59,7 @@ def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tu
         near = difflib.get_close_matches(name, operations, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations) or 'none in this dialect'}"
         return "op", "unknown_op", f"no operation `{name}` ({hint})"
-    for key in COORDINATES:
+    for key in COORDINATES if operations[name].targeted else ():
         values = call.arguments.get(key)
         numbers = [v for v in values if isinstance(v, int | float)] if isinstance(values, list | tuple) else []
         if any(not -SLACK <= v <= 1 + SLACK for v in numbers):

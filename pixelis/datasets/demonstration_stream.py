@@ -22,6 +22,7 @@ from pixelis.datasets.execution import stream_context
 from pixelis.datasets.questions import BadRowBudget, read_demonstrations, read_rows
 from pixelis.dialogue.dialects import offered
 from pixelis.errors import BadInput, DataFailure
+from pixelis.operations.environment import select_environments
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample
 from pixelis.records import Demonstration
@@ -41,10 +42,11 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
         return
     budget = BadRowBudget(source, data.max_bad_rows)
     operations = {operation.name: operation for operation in offered(config)}
+    environments = select_environments(config.toolbox.environments)
     for row in itertools.islice(read_rows(source, Demonstration), data.limit or None):
         bad = row if isinstance(row, BadRow) else None
         if isinstance(row, Demonstration) and row.kind in config.sft.kinds:
-            bad = check_demonstration(row, source, operations)
+            bad = check_demonstration(row, source, operations, environments)
         budget.add(bad)
         if isinstance(row, Demonstration) and bad is None:
             yield row

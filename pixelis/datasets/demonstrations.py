@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from pixelis.config import Config
 from pixelis.datasets.media import open_media
-from pixelis.dialogue.agent import name_observation
+from pixelis.dialogue.agent import is_done, name_observation, show_start
 from pixelis.dialogue.dialects import default_target
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.errors import DataFailure, OperationError
 from pixelis.operations import Operation, Scene, execute, select
+from pixelis.operations.environment import Environment, environment_of, observe, select_environments, start
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
-from pixelis.records import Action, Demonstration, ImageView, Observation, Step, StopReason, Trajectory, Turn
+from pixelis.operations.video import Clip
+from pixelis.records import Action, Demonstration, ImageView, Observation, Question, Step, StopReason, Trajectory, Turn
 
 
 class Player:
@@ -27,52 +30,96 @@ class Player:
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = ModelSpec.load(model_folder, tokenizer)
-        self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations))
+        self.crop = PixelBudget(config.dialogue.crop.min_pixels, config.dialogue.crop.max_pixels)
+        environments = select_environments(config.toolbox.environments)
+        self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations), environments)
 
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
         A turn with the text of its row keeps that text in the row's dialect; only a call that means something else here, because
         the picture is shown in another size, is written anew. A refused call gives an error observation in a turn with ``learn``
-        False, as in an episode, and DataFailure in any other turn. DataFailure also if the trajectory is too long.
+        False, as in an episode, and DataFailure in any other turn. DataFailure also if the trajectory is too long, and for an
+        environment that fails, or ends at another turn than the last.
         """
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
-        images, views = first_look(media, self.config.dialogue, self.spec.multiple)
-        turns, dialect, offered = (
-            self.renderer.prompt(question, images),
-            self.renderer.dialect.name,
-            self.renderer.offered(question),
-        )
-        trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images)
-        successes = 0
+        trajectory, views, environment = self._begin(question, media)
+        offered, default = self.renderer.offered(question), "" if environment is not None else default_target(media)
         for number, step in enumerate(question.turns):
+            if _has_ended(trajectory):
+                raise DataFailure(f"{question.id}: its environment ends before turn {number}", code="after_end")
             if step.answer is not None:
-                trajectory.turns.append(self._answer(step, images))
+                trajectory.turns.append(self._answer(step, trajectory.images))
                 trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
                 continue
-            turn, actions, error = self._call(step, images, default_target(media), offered)
+            turn, actions, error = self._call(step, trajectory.images, default, offered)
             trajectory.turns.append(turn)
-            results = [(Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())] if error else []
-            scene = self.scene(media, trajectory.objects, list(images))
-            results += [execute(action, scene, offered) for action in actions if error is None]
+            if error is not None:
+                results = [(Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())]
+            elif environment is not None:
+                results = self._act(environment, actions, question)
+            else:
+                scene = self.scene(media, trajectory.objects, list(trajectory.images))
+                results = [execute(action, scene, offered) for action in actions]
+            later = question.turns[number + 1 :]
             for place, (observation, new_views) in enumerate(results):
-                action = actions[place]
-                if observation.status == "ok":
-                    data = {**observation.data, "op": action.op, "target": action.target}
-                    observation = name_observation(observation.model_copy(update={"data": data}), successes)
-                    successes += 1
-                else:
-                    shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
-                    if step.learn or (shown and _is_used(question.turns[number + 1 :], successes + 1)):
-                        code = observation.code or "operation"
-                        raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=code)
-                trajectory.turns.append(self.renderer.observation(observation, len(images), place, len(results)))
-                images += observation.images
+                observation = self._named(observation, actions[place], trajectory.operations_ok, step, later, question)
+                shown = len(trajectory.images)
+                trajectory.turns.append(self.renderer.observation(observation, shown, place, len(results)))
+                trajectory.images += observation.images
                 views += new_views
-        trajectory.images = images
+        if trajectory.answer is None and not _has_ended(trajectory):
+            raise DataFailure(f"{question.id}: its environment does not end: end with an answer", code="no_answer")
         if len(trajectory.token_ids()) > self.config.dialogue.max_context:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
         return trajectory, views
+
+    def _begin(
+        self, question: Demonstration, media: Mapping[str, np.ndarray | Clip]
+    ) -> tuple[Trajectory, list[np.ndarray], Environment | None]:
+        """The trajectory before the first turn, its views, and the environment that the question names."""
+        images, views = first_look(media, self.config.dialogue, self.spec.multiple)
+        environment: Environment | None = None
+        shown: Question = question
+        if (kind := environment_of(question, self.renderer.environments)) is not None:
+            with _failures(question):
+                environment, result = start(kind, question, media, self.config.run.seed)
+                observation, new_views = observe(result, self.crop, self.spec.multiple)
+            shown = show_start(shown, images, observation)
+            views += new_views
+        turns, dialect = self.renderer.prompt(shown, images), self.renderer.dialect.name
+        trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images, stop_reason=StopReason.DONE)
+        return trajectory, views, environment
+
+    def _named(
+        self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step], question: Question
+    ) -> Observation:
+        """The observation of a call with its id.
+
+        DataFailure for an error in a turn that is learnt, or whose image the row uses later.
+        """
+        if observation.status == "ok":
+            data = {**observation.data, "op": action.op, "target": action.target}
+            return name_observation(observation.model_copy(update={"data": data}), successes)
+        shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
+        if step.learn or (shown and _is_used(later, successes + 1)):
+            raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=observation.code or "operation")
+        return observation
+
+    def _act(
+        self, environment: Environment, actions: Sequence[Action], question: Question
+    ) -> list[tuple[Observation, list[np.ndarray]]]:
+        """The observations of actions in an environment, refused ones as errors. DataFailure if it ends before the last."""
+        results = list[tuple[Observation, list[np.ndarray]]]()
+        for action in actions:
+            if results and is_done(results[-1][0]):
+                raise DataFailure(f"{question.id}: its environment ends before the last call of a turn", code="after_end")
+            try:
+                with _failures(question):
+                    results.append(observe(environment.execute(action), self.crop, self.spec.multiple))
+            except OperationError as error:
+                results.append((Observation(status="error", code=error.code, text=error.message), []))
+        return results
 
     def _answer(self, step: Step, images: list[ImageView]) -> Turn:
         if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name:
@@ -129,12 +176,29 @@ class Player:
             media=media,
             images=images,
             objects=objects,
-            budget=PixelBudget(d.crop.min_pixels, d.crop.max_pixels),
+            budget=self.crop,
             frame_budget=PixelBudget(d.frame.min_pixels, d.frame.max_pixels),
             multiple=self.spec.multiple,
             kind=self.renderer.coordinates,
             settings=self.config.toolbox,
         )
+
+
+def _has_ended(trajectory: Trajectory) -> bool:
+    """Whether the environment of the trajectory has ended the episode."""
+    return any(is_done(observation) for observation in trajectory.observations[-1:])
+
+
+@contextmanager
+def _failures(question: Question) -> Iterator[None]:
+    """Turns whatever an environment raises, but OperationError, into DataFailure ``environment_crashed``."""
+    try:
+        yield
+    except OperationError:
+        raise
+    except Exception as error:
+        message = f"{question.id}: its environment failed: {type(error).__name__}: {error}"
+        raise DataFailure(message, code="environment_crashed") from error
 
 
 def _is_used(turns: Sequence[Step], number: int) -> bool:

@@ -180,7 +180,7 @@ async def _play(
         if tools is not None:
             for action in turn.actions:
                 results.append(await _operate(tools, action, trajectory, [observation for observation, _ in results]))
-                if _is_done(results[-1][0]):
+                if is_done(results[-1][0]):
                     break
         if not results:
             assert reply.error is not None
@@ -201,7 +201,7 @@ async def _play(
             episode.views += new
             if on_turn is not None:
                 on_turn(tool_turn, new)
-        if any(_is_done(observation) for observation, _ in results):
+        if any(is_done(observation) for observation, _ in results):
             return StopReason.DONE
     raise AssertionError("the last turn returns")
 
@@ -209,15 +209,21 @@ async def _play(
 async def _reset(tools: StatefulTools, question: Question, episode: Episode) -> Question:
     """Start an environment; returns the question as the policy sees it, with the environment's text below."""
     observation, views = await tools.reset()
-    trajectory, used = episode.trajectory, {image.id for image in episode.trajectory.images}
-    free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
-    trajectory.images += [image.model_copy(update={"id": next(free)}) for image in observation.images]
     episode.views += views
+    return show_start(question, episode.trajectory.images, observation)
+
+
+def show_start(question: Question, images: list[ImageView], observation: Observation) -> Question:
+    """The question with what its environment shows first: its text below, its images appended to ``images`` under new names."""
+    used = {image.id for image in images}
+    free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
+    images += [image.model_copy(update={"id": next(free)}) for image in observation.images]
     text = "\n".join(part for part in (question.question, observation.text) if part)
     return question.model_copy(update={"question": text})
 
 
-def _is_done(observation: Observation) -> bool:
+def is_done(observation: Observation) -> bool:
+    """Whether an environment ended the episode with this observation."""
     return observation.data.get("done") is True
 
 

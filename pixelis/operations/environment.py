@@ -7,6 +7,7 @@ it calls operations; each call changes the state and may earn a reward or end th
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,8 +17,9 @@ import numpy as np
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput
 from pixelis.operations.operation import Operation
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Question
+from pixelis.records import Action, ImageView, Observation, Question
 
 PARENT = "environment"
 """Parent of the views that an environment shows, which no operation can cut a region from."""
@@ -99,3 +101,26 @@ def environment_of(question: Question, environments: Mapping[str, type[Environme
             fix="name its class in toolbox.environments",
         )
     return environments[question.environment]
+
+
+def start(
+    kind: type[Environment], question: Question, media: Mapping[str, np.ndarray | Clip], run_seed: int
+) -> tuple[Environment, EnvironmentResult]:
+    """A new environment for an episode, and what it shows first.
+
+    Episodes of one question start from one state, because they are compared with each other.
+    """
+    environment = kind()
+    seed = int.from_bytes(hashlib.blake2b(f"{run_seed} {question.id}".encode(), digest_size=4).digest())
+    return environment, environment.reset(question, media, seed)
+
+
+def observe(result: EnvironmentResult, budget: PixelBudget, multiple: int) -> tuple[Observation, list[np.ndarray]]:
+    """A result as an observation without ids, and its views resized to ``budget``, uint8 [h, w, 3]."""
+    views = [fit(np.asarray(image), budget, multiple) for image in result.images]
+    images = [
+        ImageView(id="", parent=PARENT, source_size=(image.shape[1], image.shape[0]), view_size=(view.shape[1], view.shape[0]))
+        for image, view in zip(result.images, views, strict=True)
+    ]
+    data = {**result.data, "reward": float(result.reward), "done": bool(result.done)}
+    return Observation(status="ok", text=result.text, images=images, data=data), views

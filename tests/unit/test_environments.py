@@ -7,18 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dialogue_models import ScriptedSession, renderer
+from dialogue_models import ScriptedSession, nano_folder, renderer
 
 from pixelis import config
 from pixelis.actors.toolbox import Call, Toolbox
 from pixelis.config import DialogueConfig, parse
+from pixelis.datasets.demonstration_checks import check_demonstration
+from pixelis.datasets.demonstrations import Player
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams
-from pixelis.errors import BadConfig, BadInput, InfraFailure
+from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.operations import OPERATIONS
 from pixelis.operations.environment import Environment, select_environments
-from pixelis.records import Action, Group, Question, StopReason
+from pixelis.records import Action, Demonstration, Group, Question, StopReason
 from pixelis.rewards.terms import score_group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,3 +167,67 @@ def test_classes_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None
     assert '"move"' in system
     assert '"target"' not in system
     assert "zoom_in" not in system
+
+
+def demonstration(*turns: dict, question: Question = QUESTION) -> Demonstration:
+    return Demonstration.model_validate({**question.model_dump(), "turns": turns})
+
+
+def player(**dialogue: object) -> Player:
+    settings = {"toolbox": {"operations": [], "environments": [WALK]}, "dialogue": {"max_context": 4000, **dialogue}}
+    return Player(parse({**settings, "learner": {"row_tokens": 4000}}), str(nano_folder()))
+
+
+def test_a_demonstration_is_played_in_its_environment_as_an_episode_would_be() -> None:
+    steps, _ = walks()
+    taught, views = player(max_turns=10).play(demonstration(*({"op": "move", "direction": d} for d in steps)))
+    episode = play(*map(move, steps))
+    assert (taught.stop_reason, taught.answer) == (StopReason.DONE, None)
+    assert taught.loss_mask() == episode.trajectory.loss_mask()
+    assert taught.token_ids() == episode.trajectory.token_ids()
+    assert [view.id for view in taught.images] == [view.id for view in episode.trajectory.images]
+    for view, expected in zip(views, episode.views, strict=True):
+        np.testing.assert_array_equal(view, expected)
+    both = demonstration(
+        {"op": "move", "direction": steps[0], "further": [{"op": "move", "arguments": {"direction": steps[1]}}]},
+        *({"op": "move", "direction": d} for d in steps[2:]),
+    )
+    several, _ = player(max_turns=10, max_calls=2).play(both)
+    assert several.observations[-1].data == taught.observations[-1].data
+
+
+def test_demonstrations_that_do_not_fit_their_environment_are_dropped_by_name() -> None:
+    questions = (QUESTION.model_copy(update={"id": f"q{n}"}) for n in range(99))
+    question = next(q for q in questions if len(walks(q)[0]) > 1 and walks(q)[1])
+    steps, border = walks(question)
+    p, walk = player(max_turns=10), [{"op": "move", "direction": d} for d in steps]
+    wrong = {"op": "move", "direction": border[0]}
+    masked, _ = p.play(demonstration({**wrong, "learn": False}, *walk, question=question))
+    assert [o.status for o in masked.observations] == ["error", *["ok"] * len(steps)]
+    assert not masked.turns[1].learn
+    for turns, code in (
+        ((wrong, *walk), "border"),
+        (walk[:-1], "no_answer"),
+        ((*walk, {"answer": "done"}), "after_end"),
+        ((*walk, walk[0]), "after_end"),
+    ):
+        with pytest.raises(DataFailure) as error:
+            p.play(demonstration(*turns, question=question))
+        assert error.value.code == code
+    answered, _ = p.play(demonstration(*walk[:-1], {"answer": "done"}, question=question))
+    assert (answered.stop_reason, answered.answer) == (StopReason.ANSWER, "done")
+
+
+def test_demonstrations_in_environments_are_checked_before_they_are_played() -> None:
+    environments, zoom = select_environments([WALK]), {"zoom_in": OPERATIONS["zoom_in"]}
+    right = demonstration({"op": "move", "direction": "up"})
+    assert check_demonstration(right, "rows", zoom, environments) is None
+    for row, problem in (
+        (demonstration({"op": "zoom_in", "box": [0, 0, 1, 1]}), ("turns.0.op", "unknown_op")),
+        (demonstration({"op": "move", "direction": "north"}), ("turns.0.arguments", "bad_arguments")),
+        (right.model_copy(update={"environment": "maze"}), ("environment", "unknown_environment")),
+        (right.model_copy(update={"environment": None}), ("turns.0.op", "unknown_op")),
+    ):
+        bad = check_demonstration(row, "rows", zoom, environments)
+        assert bad is not None
+        assert (bad.column, bad.code) == problem
