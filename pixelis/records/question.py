@@ -1,0 +1,165 @@
+"""Questions about pictures and clips, with their annotations, and the base class of all records."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1 with x0 < x1 and y0 < y1, each 0..1 of a *named* observation."""
+
+Point = tuple[float, float]
+"""x, y, each 0..1 of a *named* observation."""
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Span = tuple[Seconds, Seconds]
+"""A part of a clip from start to end."""
+
+Coordinates = Literal["thousand", "pixels", "unit"]
+"""A model's coordinate scale: 0..1000, pixels of the view, or 0..1."""
+
+
+def new_id(prefix: str) -> str:
+    """A new random id such as ``traj_3f9c…``."""
+    return f"{prefix}_{uuid.uuid4().hex[:16]}"
+
+
+class Record(BaseModel):
+    """Base class of all records. Unknown keys are errors, so that schema differences are detected early."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=False, ser_json_inf_nan="constants")
+
+
+class Media(Record):
+    """A picture or clip of a question.
+
+    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded data set). A clip may also be a list of pictures,
+    ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from ``start`` to ``end`` seconds, in order: only their
+    frames exist, numbered from 0, and keep their times in the whole clip. ``width`` and ``height`` in pixels; None until it is
+    decoded.
+    """
+
+    id: str
+    uri: str = ""
+    kind: Literal["image", "video"] = "image"
+    frames: list[str] | None = None
+    fps: Annotated[float, Field(gt=0)] = 1.0
+    spans: list[Span] | None = None
+    width: int | None = None
+    height: int | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Media:
+        if bool(self.uri) == bool(self.frames) or (self.frames and self.kind != "video"):
+            raise ValueError("media needs either a `uri`, or `frames` for a video")
+        if self.spans is not None:
+            if self.kind != "video":
+                raise ValueError("only a video has `spans`")
+            ends = [end for span in self.spans for end in span]
+            if not ends or ends != sorted(ends) or any(start == end for start, end in self.spans):
+                raise ValueError("`spans` are pairs of seconds [start, end], in order and without overlap")
+        return self
+
+
+class Region(Record):
+    """An annotated object in a picture, or in one frame of a clip (``frame`` from 0).
+
+    Coordinates are 0..1 of ``media``. ``mask`` is a COCO run-length code at full resolution; ``outline`` is a list of polygons.
+    Regions of one object in several frames share a ``track``.
+    """
+
+    id: str
+    label: str
+    box: Box
+    media: str = "img0"
+    mask: dict[str, Any] | None = None
+    outline: list[list[Point]] | None = None
+    frame: int | None = None
+    track: str | None = None
+    attributes: dict[str, Any] = Field(default_factory=dict)
+
+
+class Line(Record):
+    """Annotated text: a word, line or paragraph, with its box (0..1 of ``media``) if known."""
+
+    text: str
+    box: Box | None = None
+    media: str = "img0"
+    frame: int | None = None
+    level: Literal["word", "line", "paragraph"] = "line"
+
+
+class Event(Record):
+    """An annotated event in a clip from ``start`` to ``end`` seconds."""
+
+    text: str
+    start: Annotated[float, Field(ge=0)]
+    end: Annotated[float, Field(ge=0)]
+    media: str = "vid0"
+
+
+class Relation(Record):
+    """A relation between two annotated regions, given by id."""
+
+    subject: str
+    predicate: str
+    object: str
+
+
+class Annotations(Record):
+    """Annotations of a question's media, from which demonstrations are synthesised. Never shown to a policy."""
+
+    regions: list[Region] = Field(default_factory=list)
+    lines: list[Line] = Field(default_factory=list)
+    events: list[Event] = Field(default_factory=list)
+    relations: list[Relation] = Field(default_factory=list)
+    captions: list[str] = Field(default_factory=list)
+
+
+class Exchange(Record):
+    """An earlier question of a conversation and its answer. ``media`` are the ids of the pictures and clips sent with it."""
+
+    question: str
+    answer: str
+    media: list[str] = Field(default_factory=list)
+
+
+class Question(Record):
+    """A question about media. ``answers`` are the accepted answers; None means unlabelled.
+
+    ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names came with the
+    question itself. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names
+    the operations that the policy may use for this question; None means all of the run. ``environment`` names the environment
+    whose actions the policy uses instead.
+    """
+
+    id: str
+    question: str
+    history: list[Exchange] = Field(default_factory=list)
+    media: list[Media] = Field(default_factory=list)
+    answers: list[str] | None = None
+    scorer: str = "exact"
+    task: str = "qa"
+    split: str = "train"
+    tools: list[str] | None = None
+    environment: str | None = None
+    meta: dict[str, Any] = Field(default_factory=dict)
+    annotations: Annotations | None = None
+
+    @property
+    def conversation(self) -> str:
+        """The texts of the earlier exchanges and of the question, one a line: what the question means."""
+        earlier = [text for exchange in self.history for text in (exchange.question, exchange.answer)]
+        return "\n".join([*earlier, self.question])
+
+    @model_validator(mode="after")
+    def _media_of_history(self) -> Question:
+        names = [name for exchange in self.history for name in exchange.media]
+        if len(set(names)) < len(names) or not set(names) <= {item.id for item in self.media}:
+            raise ValueError("each medium named in `history` must be one of `media`, and be named once")
+        return self

@@ -1,0 +1,214 @@
+"""Episodes: actions, observations, turns, trajectories and the groups of a question's rollouts."""
+
+from __future__ import annotations
+
+import enum
+import pickle  # nosec B403
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pixelis.records.question import SCHEMA_VERSION, Box, Question, Record, new_id
+
+
+class Action(Record):
+    """A pixel operation requested by the policy.
+
+    ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id; empty for an environment's action).
+    """
+
+    op: str
+    target: str = "img0"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ImageView(Record):
+    """An image as shown to the policy: its source and its size.
+
+    ``box`` is relative to ``parent``; a question's own picture has neither. For a frame of a clip ``parent`` is the clip,
+    ``frame`` its number from 0, ``time`` its seconds, and ``box`` a region of the frame. ``source_size`` is the size of the
+    full-resolution region, ``view_size`` that of the resized view; both (width, height) in pixels.
+    """
+
+    id: str
+    uri: str = ""
+    parent: str | None = None
+    frame: int | None = None
+    time: float | None = None
+    box: Box | None = None
+    source_size: tuple[int, int] = (0, 0)
+    view_size: tuple[int, int] = (0, 0)
+
+
+class Observation(Record):
+    """The result of an operation. ``id`` is assigned only on success; ``seconds`` is the execution time.
+
+    The policy reads ``text``, with coordinates in the policy's scale. ``data`` is for rewards, evaluation and pages: plain
+    values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
+    """
+
+    status: Literal["ok", "error"]
+    id: str | None = None
+    text: str = ""
+    code: str | None = None
+    images: list[ImageView] = Field(default_factory=list)
+    data: dict[str, Any] = Field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Turn(Record):
+    """A contiguous run of tokens by one author.
+
+    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the sampling distribution) has
+    one entry per token of a generated turn and is empty for all others. The loss covers exactly the policy turns with ``learn``.
+    ``further_actions`` are the calls after ``action`` of a turn with several; a tool turn follows for each.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    text: str = ""
+    tokens: list[int] = Field(default_factory=list)
+    log_probs: list[float] = Field(default_factory=list)
+    images: list[str] = Field(default_factory=list)
+    action: Action | None = None
+    further_actions: list[Action] = Field(default_factory=list)
+    observation: Observation | None = None
+    error: str | None = None
+    learn: bool = True
+
+    @property
+    def actions(self) -> list[Action]:
+        """The calls of the turn in order."""
+        return [self.action, *self.further_actions] if self.action is not None else []
+
+    @property
+    def is_policy(self) -> bool:
+        """True when the policy generated these tokens."""
+        return self.role == "assistant"
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended."""
+
+    ANSWER = "answer"
+    NO_ACTION = "no_action"
+    DONE = "done"
+    LENGTH = "length"
+    OVER_TURN = "over_turn"
+    OVER_CONTEXT = "over_context"
+    OVER_IMAGES = "over_images"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+class Trajectory(Record):
+    """One episode: prompt turns, policy turns, observations, answer, rewards.
+
+    ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the reason if there is
+    no reward.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    id: str = Field(default_factory=lambda: new_id("traj"))
+    question_id: str
+    group_id: str = ""
+    dialect: str = "qwen"
+    images: list[ImageView] = Field(default_factory=list)
+    turns: list[Turn] = Field(default_factory=list)
+    answer: str | None = None
+    stop_reason: StopReason = StopReason.ERROR
+    policy_version: int = 0
+    rewards: dict[str, float] = Field(default_factory=dict)
+    weighted: dict[str, float] = Field(default_factory=dict)
+    reward: float | None = None
+    unscored: str | None = None
+    advantage: float | None = None
+    seconds: float = 0.0
+
+    @field_validator("schema_version")
+    @classmethod
+    def _known_version(cls, value: int) -> int:
+        if value != SCHEMA_VERSION:
+            raise ValueError(f"trajectory schema {value} is not supported, expected {SCHEMA_VERSION}: convert the file")
+        return value
+
+    @property
+    def actions(self) -> list[Action]:
+        """Requested operations in order, failed ones included."""
+        return [action for turn in self.turns for action in turn.actions]
+
+    @property
+    def observations(self) -> list[Observation]:
+        """Results of the operations in order."""
+        return [turn.observation for turn in self.turns if turn.observation is not None]
+
+    @property
+    def objects(self) -> dict[str, dict[str, Any]]:
+        """Objects and tracks of all operations so far, by id."""
+        return {item["id"]: item for o in self.observations if o.status == "ok" for item in o.data.get("objects", [])}
+
+    @property
+    def operations_ok(self) -> int:
+        """Number of successfully executed operations."""
+        return sum(o.status == "ok" for o in self.observations)
+
+    @property
+    def policy_turns(self) -> int:
+        """Number of policy turns."""
+        return sum(t.is_policy for t in self.turns)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def learnt_tokens(self) -> int:
+        """Number of tokens of policy turns with ``learn``."""
+        return sum(len(turn.tokens) for turn in self.turns if turn.is_policy and turn.learn)
+
+    def token_ids(self) -> list[int]:
+        """All token ids in order, image pads expanded."""
+        return [token for turn in self.turns for token in turn.tokens]
+
+    def loss_mask(self) -> list[int]:
+        """1 for the tokens of policy turns with ``learn``, else 0; aligned with ``token_ids``."""
+        return [int(turn.is_policy and turn.learn) for turn in self.turns for _ in turn.tokens]
+
+    def behaviour_log_probs(self) -> list[float]:
+        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 for tokens that were not sampled."""
+        return [value for turn in self.turns for value in turn.log_probs or [0.0] * len(turn.tokens)]
+
+    @model_validator(mode="after")
+    def _log_probs_align(self) -> Trajectory:
+        for i, turn in enumerate(self.turns):
+            if turn.log_probs and (not turn.is_policy or len(turn.log_probs) != len(turn.tokens)):
+                raise ValueError(f"turn {i}: {len(turn.log_probs)} log-probs for {len(turn.tokens)} {turn.role} tokens")
+        return self
+
+
+class Group(Record):
+    """The rollouts of one question: the unit of advantage estimation, never split."""
+
+    id: str = Field(default_factory=lambda: new_id("group"))
+    question: Question
+    trajectories: list[Trajectory] = Field(default_factory=list)
+    policy_version: int = 0
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Group:
+        for trajectory in self.trajectories:
+            if trajectory.question_id != self.question.id or trajectory.group_id != self.id:
+                raise ValueError(f"trajectory {trajectory.id} does not belong to group {self.id}")
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Group], tuple[bytes]]:
+        # Pickled as one value: Ray's pickler calls Python code for each of the hundreds of records inside.
+        return _unpickle_group, (pickle.dumps(self.__getstate__(), pickle.HIGHEST_PROTOCOL),)
+
+
+def _unpickle_group(state: bytes) -> Group:
+    # Only from other processes of the same job, through Ray.
+    group = Group.__new__(Group)
+    group.__setstate__(pickle.loads(state))  # noqa: S301 # nosec B301
+    return group
