@@ -82,6 +82,40 @@ def _object_store(config: Config) -> tuple[int, int]:
         return 0, 0
 
 
+def _start(config: Config, actors: Actors, initial: str | None, more: int) -> None:
+    """Start the actors of a job and ``more`` elastic generators; waits until everything but the latter has room."""
+
+    def names(role: str, count: int) -> list[str]:
+        return [f"{actors.name}-{role}-{index}" for index in range(count)]
+
+    workers, (store,) = config.engine.workers, names("store", 1)
+    actors.store_name = store
+    actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
+    newest, promoted = (kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted))
+    actors.store = spawn(PolicyStore, config.run.dir, initial, newest, promoted, name=store)
+    for index, name in enumerate(actors.names):
+        generator, actors.groups[name] = start_generator(config, store, index, name)
+        actors.generators.append(generator)
+    scorers, (embedder,) = names("scorer", config.rewards.workers), names("states", 1)
+    services = [bundle(config.rewards.cpus)] * len(scorers)
+    if config.rewards.needs_states:
+        services.append(embedder_bundle(config))
+    group = actors.groups["scorers"] = reserve(services, "PACK", f"{actors.name}-scorers")
+    for index, name in enumerate(scorers):
+        actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
+    if config.rewards.needs_states:
+        actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
+    # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
+    states = embedder if actors.embedder is not None else None
+    streamed = store if config.policy_store.streams else None
+    actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0)
+    wait_reserved(actors.groups, config.cluster.placement_timeout_s)
+    for index, name in enumerate(elastic, workers):  # after the learners and everything that the job cannot do without
+        generator, own = start_generator(config, store, index, name)
+        actors.elastic.append(generator)
+        actors.elastic_groups.append(own)
+
+
 @contextmanager
 def placed(
     config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None, online: bool = False
@@ -100,45 +134,14 @@ def placed(
     numbers = f"{workers} to {workers + more}" if more else f"{workers}"
     generators = f"{numbers} generator{'s' if workers + more > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)
-    actors, job, timeout_s = Actors(), job or uuid.uuid4().hex[:6], config.cluster.placement_timeout_s
+    actors, timeout_s = Actors(name=f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"), config.cluster.placement_timeout_s
     try:
-
-        def names(role: str, count: int) -> list[str]:
-            return [f"{actors.name}-{role}-{index}" for index in range(count)]
-
-        actors.name = f"{config.run.name}-{job}"
-        (store,) = names("store", 1)
-        actors.store_name = store
-        actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
-        newest, promoted = (kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted))
-        actors.store = spawn(PolicyStore, config.run.dir, initial, newest, promoted, name=store)
         with ExitStack() as held:
             if learner and not config.engine.colocate:
                 # Before the generators, which could otherwise split the learners over nodes. Learners that share the generators'
                 # GPUs come after them.
                 held.enter_context(reserved_learners(config))
-            for index, name in enumerate(actors.names):
-                generator, actors.groups[name] = start_generator(config, store, index, name)
-                actors.generators.append(generator)
-            scorers, (embedder,) = names("scorer", config.rewards.workers), names("states", 1)
-            services = [bundle(config.rewards.cpus)] * len(scorers)
-            if config.rewards.needs_states:
-                services.append(embedder_bundle(config))
-            actors.groups["scorers"] = reserve(services, "PACK", f"{actors.name}-scorers")
-            for index, name in enumerate(scorers):
-                actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(actors.groups["scorers"], index)))
-            if config.rewards.needs_states:
-                last = inside(actors.groups["scorers"], len(scorers))
-                actors.embedder = spawn(Embedder, config, name=embedder, **last)
-            # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
-            states = embedder if actors.embedder is not None else None
-            streamed = store if config.policy_store.streams else None
-            actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0)
-            wait_reserved(actors.groups, timeout_s)
-            for index, name in enumerate(elastic, workers):  # after the learners and everything that the job cannot do without
-                generator, group = start_generator(config, store, index, name)
-                actors.elastic.append(generator)
-                actors.elastic_groups.append(group)
+            _start(config, actors, initial, more)
         if learner:
             # The import takes seconds, during which this process would only wait.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from PIL import Image
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
+from pixelis.evaluation.outputs import file_name
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Group, Media, Trajectory
@@ -87,12 +86,6 @@ def save_images(folder: str, groups: list[Group], views: list[ray.ObjectRef]) ->
             (place / "conversation.json").write_text(json.dumps(turns, indent=2, ensure_ascii=False), encoding="utf-8")
             paths[trajectory.id] = [str(file) for file in files]
     return paths
-
-
-def file_name(name: str) -> str:
-    """``name`` where it is a harmless file name, else its harmless part and a hash, because ids come from data sets."""
-    harmless = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:80]
-    return harmless if harmless and harmless == name else f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from pixelis.config.base import Section
 from pixelis.config.engine import SamplingConfig
 
-System = Literal["pixel_reasoner", "r1_v", "deepeyes"]
+System = Literal["pixel_reasoner", "r1_v", "deepeyes", "mini_o3"]
 
 
 class EvaluateConfig(Section):

@@ -1,8 +1,10 @@
-"""Results of an evaluation in the files of other systems, for scripts that read those: Pixel-Reasoner, R1-V, DeepEyes."""
+"""Results of an evaluation in the files of other systems, for scripts that read those."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +20,14 @@ Answers = Mapping[str, str | None]
 
 
 def files(system: System, name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """The text of each file by name, for the evaluation ``name`` of ``model``."""
+    """The text of each file by its path, for the evaluation ``name`` of ``model``."""
     return _WRITERS[system](name, groups, answers, model)
+
+
+def file_name(name: str) -> str:
+    """``name`` where it is a harmless file name, else its harmless part and a hash, because ids come from data sets."""
+    harmless = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:80]
+    return harmless if harmless and harmless == name else f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
@@ -90,6 +98,63 @@ def _deepeyes(name: str, groups: Sequence[Group], answers: Answers, model: str) 
     return {f"result_{name}.jsonl": _lines(rows), f"final_acc_{name}.json": _json(accuracies)}
 
 
+def _mini_o3(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
+    """``mini_o3-NAME/ID/traj.jsonl``, ``ID_SAMPLE`` if a question has several; ``stats.json``; ``metrics.json``.
+
+    As in its code ``pass_at_k`` is the share of right samples.
+    """
+    folder, written, stats = f"mini_o3-{name}", dict[str, str](), list[dict[str, Any]]()
+    scores, rollouts = defaultdict[str, list[float]](list), 0
+    for group in groups:
+        question, several = group.question, len(group.trajectories) > 1
+        for k, t in enumerate(group.trajectories):
+            doc_id = f"{question.id}_{k}" if several else question.id
+            written[f"{folder}/{file_name(doc_id)}/traj.jsonl"] = _lines(_mini_o3_lines(group, t, doc_id))
+            if t.reward is not None:
+                scores[question.task].append(t.reward)
+        right = [t.rewards.get("accuracy") == 1.0 for t in group.trajectories]
+        stats.append(
+            {
+                "id": rollouts,
+                "doc_id": question.id,
+                "input": _prompt(group.trajectories[0]) if group.trajectories else "",
+                "ground_truth": _truth(group),
+                "data_source": question.task,
+                "rollouts": [
+                    {
+                        "output": _text(t),
+                        "score": t.reward,
+                        "format_reward": t.rewards.get("format"),
+                        "acc_reward": t.rewards.get("accuracy"),
+                    }
+                    for t in group.trajectories
+                ],
+                "pass_at_k": statistics.fmean(right) if right else None,
+            }
+        )
+        rollouts += len(group.trajectories)
+    metrics = {f"val/test_score/{task}/total": statistics.fmean(of) for task, of in scores.items()}
+    return written | {f"{folder}/stats.json": _json(stats), f"{folder}/metrics.json": _json(metrics)}
+
+
+def _mini_o3_lines(group: Group, trajectory: Trajectory, doc_id: str) -> list[dict[str, Any]]:
+    """The question, then each turn of the policy by number, and the error after a refused call."""
+    lines: list[dict[str, Any]] = [{"doc_id": doc_id, "initial_prompt": _prompt(trajectory), "ground_truth": _truth(group)}]
+    number = 0
+    for turn in trajectory.turns:
+        if turn.is_policy:
+            lines.append({"turn_idx": number, "text_output": turn.text})
+            number += 1
+        elif turn.observation is not None and turn.observation.status == "error":
+            lines.append({"error_info": turn.text})
+    return lines
+
+
+def _prompt(trajectory: Trajectory) -> str:
+    """The text of the user turn with the question."""
+    return next((turn.text for turn in trajectory.turns if turn.role == "user"), "")
+
+
 def _truth(group: Group) -> str | None:
     return group.question.answers[0] if group.question.answers else None
 
@@ -110,4 +175,5 @@ _WRITERS: dict[System, Callable[[str, Sequence[Group], Answers, str], dict[str, 
     "pixel_reasoner": _pixel_reasoner,
     "r1_v": _r1_v,
     "deepeyes": _deepeyes,
+    "mini_o3": _mini_o3,
 }

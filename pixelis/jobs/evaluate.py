@@ -110,7 +110,9 @@ def write_outputs(config: Config, folder: Path, arm: Arm) -> None:
         for system in config.evaluate.outputs:
             model = config.policy.adapter or config.policy.model
             for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
-                (folder / name).write_text(text, encoding="utf-8")
+                path = folder / name
+                path.parent.mkdir(exist_ok=True, parents=True)
+                path.write_text(text, encoding="utf-8")
 
 
 def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:

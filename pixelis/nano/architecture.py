@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -45,10 +46,58 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
     unknown = sorted(set(sizes) - set(SIZES))
     if unknown:
         raise BadInput(f"unknown size {unknown[0]!r}", fix=f"use {', '.join(SIZES)}")
+    if family not in get_args(Family):
+        raise BadInput(f"unknown family {family!r}", fix=f"use {', '.join(get_args(Family))}")
     size = {**SIZES, **sizes}
+    kind, config = _configuration(tokenizer, family, size)
+    torch.manual_seed(seed)
+    model = kind._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
+        with torch.no_grad():
+            model.model.visual.pos_embed.weight.copy_(_grid_waves(size["view"] // size["patch"], size["vision_hidden"]))
+    model.config.pixelis_nano = True
+    text = model.config.get_text_config()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = text.eos_token_id, text.pad_token_id
+    model.generation_config.do_sample = False
+    return model
+
+
+def _configuration(tokenizer: PreTrainedTokenizerBase, family: Family, size: Mapping[str, int]) -> tuple[Any, Any]:
+    """The model class of a family and its configuration."""
+    import transformers
+
+    text, vision = _text(tokenizer, size), _vision(size)
     half = size["hidden"] // size["heads"] // 2
     side = half // 3
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [half - 2 * side, side, side]}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1000.0}
+    sections = {"mrope_section": [half - 2 * side, side, side]}
+    if family in ("qwen2", "qwen3"):
+        text |= {"tie_word_embeddings": False, "rope_parameters": rope}
+        if family == "qwen2":
+            return transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**text)
+        return transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**text, head_dim=2 * half)
+    rope |= sections
+    if family == "qwen2_5_vl":
+        kinds: tuple[Any, Any] = (transformers.Qwen2_5_VLForConditionalGeneration, transformers.Qwen2_5_VLConfig)
+        vision |= {"window_size": 112, "fullatt_block_indexes": list(range(size["vision_layers"]))}
+    elif family == "qwen2_vl":
+        kinds = (transformers.Qwen2VLForConditionalGeneration, transformers.Qwen2VLConfig)
+        ratio = size["vision_feedforward"] // size["vision_hidden"]
+        vision |= {"embed_dim": size["vision_hidden"], "hidden_size": size["hidden"], "mlp_ratio": ratio}
+        vision = {key: value for key, value in vision.items() if key not in ("intermediate_size", "out_hidden_size")}
+    else:
+        kinds = (transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLConfig)
+        if family == "qwen3_vl_moe":
+            kinds = (transformers.Qwen3VLMoeForConditionalGeneration, transformers.Qwen3VLMoeConfig)
+            text |= {"num_experts": size["experts"], "num_experts_per_tok": size["active_experts"]}
+            text |= {"moe_intermediate_size": size["feedforward"] // 2}
+        grid = size["view"] // size["patch"]
+        vision |= {"num_position_embeddings": grid * grid, "deepstack_visual_indexes": [0]}
+        text |= {"head_dim": 2 * half}
+        rope |= {"mrope_interleaved": True}
+    if family in ("qwen2_vl", "qwen2_5_vl"):
+        text |= {"tie_word_embeddings": False}
+    text |= {"rope_parameters": rope}
     ids = tokenizer.convert_tokens_to_ids
     tokens = {
         "image_token_id": ids("<|image_pad|>"),
@@ -56,7 +105,14 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         "vision_start_token_id": ids("<|vision_start|>"),
         "vision_end_token_id": ids("<|vision_end|>"),
     }
-    text: dict[str, Any] = {
+    # With tied embeddings vLLM's CPU build would keep a stale copy of lm_head after a weight update.
+    return kinds[0], kinds[1](text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, size: Mapping[str, int]) -> dict[str, Any]:
+    """What the language models of all families have in common."""
+    ids = tokenizer.convert_tokens_to_ids
+    return {
         "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
         "hidden_size": size["hidden"],
         "intermediate_size": size["feedforward"],
@@ -69,7 +125,11 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         "eos_token_id": ids("<|im_end|>"),
         "pad_token_id": ids("<|endoftext|>"),
     }
-    vision: dict[str, Any] = {
+
+
+def _vision(size: Mapping[str, int]) -> dict[str, Any]:
+    """What the vision towers of all families have in common."""
+    return {
         "depth": size["vision_layers"],
         "hidden_size": size["vision_hidden"],
         "intermediate_size": size["vision_feedforward"],
@@ -80,59 +140,6 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         "out_hidden_size": size["hidden"],
         "initializer_range": 0.06,
     }
-    # With tied embeddings vLLM's CPU build would keep a stale copy of lm_head after a weight update.
-    torch.manual_seed(seed)
-    if family in ("qwen3_vl", "qwen3_vl_moe"):
-        from transformers import (
-            Qwen3VLConfig,
-            Qwen3VLForConditionalGeneration,
-            Qwen3VLMoeConfig,
-            Qwen3VLMoeForConditionalGeneration,
-        )
-
-        classes: tuple[Any, Any] = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
-        if family == "qwen3_vl_moe":
-            classes = (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
-            text |= {"num_experts": size["experts"], "num_experts_per_tok": size["active_experts"]}
-            text |= {"moe_intermediate_size": size["feedforward"] // 2}
-        grid = size["view"] // size["patch"]
-        vision |= {"num_position_embeddings": grid * grid, "deepstack_visual_indexes": [0]}
-        text |= {"head_dim": 2 * half, "rope_parameters": {**rope, "mrope_interleaved": True}}
-        config = classes[0](text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
-        model = classes[1]._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-        with torch.no_grad():
-            model.model.visual.pos_embed.weight.copy_(_grid_waves(grid, size["vision_hidden"]))
-    elif family == "qwen2_5_vl":
-        from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-        vision |= {"window_size": 112, "fullatt_block_indexes": list(range(size["vision_layers"]))}
-        text |= {"tie_word_embeddings": False, "rope_parameters": rope}
-        config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
-        model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-    elif family == "qwen2_vl":
-        from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-        ratio = size["vision_feedforward"] // size["vision_hidden"]
-        vision |= {"embed_dim": size["vision_hidden"], "hidden_size": size["hidden"], "mlp_ratio": ratio}
-        vision = {key: value for key, value in vision.items() if key not in ("intermediate_size", "out_hidden_size")}
-        text |= {"tie_word_embeddings": False, "rope_parameters": rope}
-        config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
-        model = Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-    elif family in ("qwen2", "qwen3"):
-        from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-        text |= {"tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
-        classes = (Qwen2Config, Qwen2ForCausalLM)
-        if family == "qwen3":
-            classes = (Qwen3Config, Qwen3ForCausalLM)
-            text |= {"head_dim": 2 * half}
-        model = classes[1]._from_config(classes[0](**text), attn_implementation="sdpa", dtype=torch.float32)
-    else:
-        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl, qwen3_vl_moe, qwen2_5_vl, qwen2_vl, qwen2 or qwen3")
-    model.config.pixelis_nano = True
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = text["eos_token_id"], text["pad_token_id"]
-    model.generation_config.do_sample = False
-    return model
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -69,7 +69,6 @@ def learner_memory(
     bfloat16 = policy.full and arch.dtype == torch.bfloat16
     zero = deepspeed_config(learner, bfloat16, torch.device("cuda" if gpu else "cpu"))["zero_optimization"]
     stage = int(zero["stage"])
-    model = arch.single_layer(None if policy.full else policy.lora)
     if policy.full:
         trainable, gradient_width = arch.trained_parameters(policy), width
     else:
@@ -95,23 +94,29 @@ def learner_memory(
     if stage >= 1:
         bucket = min(int(zero.get("reduce_bucket_size", 5 * 10**8)), max(trainable, 1))
         device["buckets"] = bucket * gradient_width * (2 if zero.get("overlap_comm") else 1)
-    tokens = -(-learner.rows * learner.row_tokens // learner.sequence_parallel)
+    device |= _pass_bytes(arch, policy, -(-learner.rows * learner.row_tokens // learner.sequence_parallel), full_kl)
+    return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}
+
+
+def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, full_kl: bool) -> dict[str, int]:
+    """Bytes of a packed pass of `tokens` tokens by part, as `learner_memory` describes them."""
+    model, width = arch.single_layer(None if policy.full else policy.lora), arch.width
     layer, layers = language_layer_bytes(model, tokens), int(arch.text.num_hidden_layers)
     widest = max(int(arch.text.intermediate_size), int(arch.text.hidden_size))
     workspace = 2 * tokens * widest * (width if policy.full else 4)
     inputs = layers * tokens * int(arch.text.hidden_size) * width
-    device["activations"] = workspace + (inputs + layer if policy.gradient_checkpointing else layers * layer)
+    parts = {"activations": workspace + (inputs + layer if policy.gradient_checkpointing else layers * layer)}
     if arch.vision is not None:
         patches = tokens * int(arch.vision.spatial_merge_size) ** 2
         block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
         if policy.full and not policy.freeze_vision_tower:
             inputs = depth * patches * vision_width(arch.vision) * width
-            device["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
+            parts["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
         else:
-            device["vision"] = block + FEATURE_CACHE_BYTES
+            parts["vision"] = block + FEATURE_CACHE_BYTES
     vocab = int(arch.text.vocab_size)
-    device["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8 + (width + 12 if full_kl else 0))
-    return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}
+    parts["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8 + (width + 12 if full_kl else 0))
+    return parts
 
 
 def _is_offloaded(zero: dict[str, Any], key: str) -> bool:
