@@ -15,7 +15,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import DataFailure, InfraFailure, PixelisError
-from pixelis.evaluation.metrics import summarise
+from pixelis.evaluation.metrics import evaluation_metrics, summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
@@ -47,8 +47,6 @@ __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 
 EVALUATION_SHARE = 0.25
 """Share of the generators, at least one, that an evaluation reserves during training."""
-EVALUATION_METRICS = ("accuracy", "rapr", "tool_error_rate", "turns")
-"""Metrics that an evaluation logs during training."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
@@ -359,14 +357,16 @@ class Coordinator:
         async with self.evaluating:
             try:
                 request = (config.evaluate.questions, version, config.evaluate.operations)
-                sets = config.evaluate.sets or {"": config.data.evaluate}
-                results = {name: await self.evaluate(source, *request, share=EVALUATION_SHARE) for name, source in sets.items()}
+                results = {
+                    name: await self.evaluate(source, *request, share=EVALUATION_SHARE)
+                    for name, source in config.held_out.items()
+                }
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write("alarm", step=step, text=f"the evaluation failed: {cause}")
                 return
             summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
-            metrics = _evaluation_metrics(summaries)
+            metrics = evaluation_metrics(summaries)
             self.log.write("evaluation", step=step, version=version, **metrics)
             self.pending_metrics |= {**metrics, "evaluate/step": float(step)}
             name, (groups, views) = next(iter(results.items()))
@@ -433,16 +433,6 @@ class Consumed:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}
-
-
-def _evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the sets that have a value, and of several sets the accuracy of each."""
-    metrics: dict[str, float] = {}
-    for key in EVALUATION_METRICS:
-        if values := [summary[key] for summary in summaries.values() if summary[key] is not None]:
-            metrics[f"evaluate/{key}"] = sum(values) / len(values)
-    named = {name: summary["accuracy"] for name, summary in summaries.items() if name and summary["accuracy"] is not None}
-    return metrics | {f"evaluate/accuracy_{name}": accuracy for name, accuracy in named.items()}
 
 
 def _evaluation_set(config: Config, source: str, seed: int | None, count: int) -> list[Question]:

@@ -24,7 +24,7 @@ from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config
 from pixelis.datasets.curriculum import LEVELS, Curriculum, Event, Mixture
 from pixelis.errors import DataFailure
-from pixelis.evaluation.metrics import summarise
+from pixelis.evaluation.metrics import evaluation_metrics, summarise
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import LearnerBatch, TrainSample
@@ -205,19 +205,20 @@ class HeldOut:
         return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
-        """Accuracy of `version` on held-out questions, answered in episodes, over all and by level."""
+        """Accuracy of `version` on the held-out sets, answered in episodes: their mean, by set and by level."""
         config = self.config
         if self.coordinator is None:
             return {}
-        request = (config.data.evaluate, config.sft.evaluate_episodes, version, config.evaluate.operations)
-        groups, views = ray.get(self.coordinator.evaluate.remote(*request))
-        summary = summarise(groups)
-        page = report.sample(config, step, summary, groups, views)
+        request = (config.sft.evaluate_episodes, version, config.evaluate.operations)
+        results = {name: ray.get(self.coordinator.evaluate.remote(source, *request)) for name, source in config.held_out.items()}
+        summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
+        name, (groups, views) = next(iter(results.items()))
+        page = report.sample(config, step, summaries[name], groups, views)
         if page is not None and last:
             ray.wait([page])  # Ray cancels the task when this process ends
-        metrics = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
+        metrics = evaluation_metrics(summaries)
         for level in LEVELS:
-            of_level = summarise([group for group in groups if group.question.meta.get("level") == level])
-            if of_level["accuracy"] is not None:
-                metrics[f"evaluate/accuracy_{level}"] = of_level["accuracy"]
-        return {name: value for name, value in metrics.items() if value is not None}
+            of_level = [group for groups, _ in results.values() for group in groups if group.question.meta.get("level") == level]
+            if (accuracy := summarise(of_level)["accuracy"]) is not None:
+                metrics[f"evaluate/accuracy_{level}"] = accuracy
+        return metrics

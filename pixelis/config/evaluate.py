@@ -19,7 +19,7 @@ class EvaluateConfig(Section):
     sets: dict[str, str] = Field(
         {},
         description="several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and their mean; also the "
-        "evaluations during rft, whose best checkpoint is that of the best mean",
+        "evaluations during sft and rft, whose best checkpoint is that of the best mean",
     )
     max_pixels: list[Annotated[int, Field(ge=1)]] = Field(
         [],

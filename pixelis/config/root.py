@@ -205,6 +205,11 @@ class Config(Section):
         return max(600.0, (waves + 1) * episode)
 
     @property
+    def held_out(self) -> dict[str, str]:
+        """The sources of an evaluation by name: `evaluate.sets`, or `data.evaluate` alone, which has no name."""
+        return self.evaluate.sets or {"": self.data.evaluate}
+
+    @property
     def load_timeout_s(self) -> float:
         """Timeout of loading a version, which may have to wait for the longest episode."""
         return self.engine.load_timeout_s or self.rollout_timeout_s + 60.0
@@ -242,11 +247,17 @@ def absolute(config: Config) -> Config:
     values = config.model_dump()
     for *sections, key in PATHS:
         section = functools.reduce(dict.__getitem__, sections, values)
-        text = section[key]
-        if text and text not in ("nano", "grabcut") and not text.startswith(("cards:", "packaged:")) and "://" not in text:
-            name, root = match.groups() if (match := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
-            path = Path(root).expanduser()
-            if root.startswith("configs/") and not path.exists():
-                path = shipped(root) or path
-            section[key] = name + str(path.absolute())
+        section[key] = section[key] and _absolute(section[key])
+    sets = values["evaluate"]["sets"]
+    values["evaluate"]["sets"] = {name: _absolute(source) for name, source in sets.items()}
     return Config.model_validate(values)
+
+
+def _absolute(text: str) -> str:
+    if text in ("nano", "grabcut") or text.startswith(("cards:", "packaged:")) or "://" in text:
+        return text
+    name, root = match.groups() if (match := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
+    path = Path(root).expanduser()
+    if root.startswith("configs/") and not path.exists():
+        path = shipped(root) or path
+    return name + str(path.absolute())

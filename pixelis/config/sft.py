@@ -90,7 +90,10 @@ class SftConfig(Section):
     validation_size: int = Field(64, ge=1, description="number of held-out demonstrations")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0: none")
     evaluate_episodes: int = Field(
-        0, ge=0, description="questions of data.evaluate answered with full episodes in each evaluation; 0: none"
+        0,
+        ge=0,
+        description="questions of data.evaluate, or of each of evaluate.sets, answered with full episodes in each evaluation; "
+        "0: none",
     )
     curriculum: SftCurriculumConfig = SftCurriculumConfig()
 

@@ -52,6 +52,19 @@ def summarise(
     }
 
 
+def evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Metrics of an evaluation during training from the `summarise` of each set by name.
+
+    Means over the sets that have a value, and the accuracy of each set that has a name.
+    """
+    metrics: dict[str, float] = {}
+    for key in ("accuracy", "rapr", "tool_error_rate", "turns"):
+        if values := [summary[key] for summary in summaries.values() if summary[key] is not None]:
+            metrics[f"evaluate/{key}"] = sum(values) / len(values)
+    named = {name: summary["accuracy"] for name, summary in summaries.items() if name and summary["accuracy"] is not None}
+    return metrics | {f"evaluate/accuracy_{name}": accuracy for name, accuracy in named.items()}
+
+
 def correctness(items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
     """Question id -> mean accuracy of its scored episodes, for `statistics.paired_bootstrap`."""
     scores, _ = _scores(_flatten(items), truths)

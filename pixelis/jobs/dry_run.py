@@ -19,6 +19,7 @@ from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 
 if TYPE_CHECKING:
     from pixelis.policy.estimate import Job, Prompt
+    from pixelis.records import Question
 
 PROMPTS = 256
 """Number of questions read to estimate the longest prompt."""
@@ -79,85 +80,101 @@ def check_inputs(config: Config, job: str) -> None:
 def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str], object]]]:
     """Key, value and reading function of every input of ``job``."""
     from pixelis.policy.adapters import load_header
-    from pixelis.policy.model_path import resolve
     from pixelis.policy.ranks import read as read_ranks
-    from pixelis.rewards.scorers import JUDGED
 
-    def model(name: str) -> None:
-        from pixelis.dialogue.spec import ModelSpec
-
-        ModelSpec.load(resolve(name))
-
-    def questions(source: str) -> None:
-        from pixelis.datasets.labels import drop_labels
-        from pixelis.datasets.questions import read_questions
-
-        on_labels, limit = None if config.rewards.labelled else drop_labels, config.data.max_bad_rows
-        rows = read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
-        first = next(rows)
-        if job in ESTIMATED and not config.rewards.judge.url:
-            probed = itertools.chain([first], itertools.islice(rows, PROMPTS))
-            if judged := {config.rewards.scorer_of(q.task, q.scorer) for q in probed} & JUDGED:
-                raise BadConfig(
-                    f"has questions with the scorer {min(judged)}, which needs a judge",
-                    fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
-                )
-
-    def samples(source: str) -> None:
-        from pixelis.datasets.demonstration_stream import demonstrations
-
-        if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBE_ROWS)):
-            raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
-
-    def refinable(source: str) -> None:
-        from pixelis.datasets.refinement.pipeline import records
-
-        if next(iter(records(config)), None) is None:
-            raise BadInput("holds no row", fix="see docs/data.md for the rows")
-
-    def experiences(source: str) -> None:
-        from pixelis.datasets.refinement.sets import read_experiences
-
-        read_experiences(source)
-
-    data, policy = config.data, config.policy
-    yield "policy.model", policy.model, model
+    policy = config.policy
+    yield "policy.model", policy.model, _model
     if policy.adapter:
         yield "policy.adapter", policy.adapter, load_header
     if policy.lora.ranks:
         yield "policy.lora.ranks", policy.lora.ranks, read_ranks
     if config.learner.deepspeed and job in ("rft", "ttrl", "sft", "serve"):
         yield "learner.deepspeed", config.learner.deepspeed, _json
+    questions, demonstrations = (functools.partial(read, config) for read in (_questions, _demonstrations))
+    if job in ESTIMATED and not config.rewards.judge.url:
+        questions = functools.partial(_questions_without_judge, config)
+    for key, source in _questions_of(config, job):
+        yield key, source, questions
     if job == "sft":
-        yield "data.demonstrations", data.demonstrations, samples
-    if job == "sft" and config.sft.evaluate_every:
-        yield "sft.validation", config.sft.validation, samples
+        yield "data.demonstrations", config.data.demonstrations, demonstrations
+        if config.sft.evaluate_every:
+            yield "sft.validation", config.sft.validation, demonstrations
+    if job == "refine":
+        yield "data.demonstrations", config.data.demonstrations, functools.partial(_refinable, config)
+        if config.refinement.online.source:
+            yield "refinement.online.source", config.refinement.online.source, _experiences
+
+
+def _questions_of(config: Config, job: str) -> Iterator[tuple[str, str]]:
+    """Key and value of the sources of questions of ``job``."""
     if job in ("rft", "ttrl"):
-        yield "data.train", data.train, questions
+        yield "data.train", config.data.train
     during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
     during_rft = bool(config.rft.evaluate_every or config.rft.evaluate_first)
     if job == "evaluate" or (job == "rft" and during_rft) or (job == "sft" and during_sft):
-        sets = config.evaluate.sets if job in ("evaluate", "rft") else {}
-        for name, source in sets.items():
-            yield f"evaluate.sets.{name}", source, questions
-        if not sets:
-            yield "data.evaluate", data.evaluate, questions
+        for name, source in config.held_out.items():
+            yield f"evaluate.sets.{name}" if name else "data.evaluate", source
     if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
-        yield "evolution.canary.questions", config.evolution.canary.questions, questions
+        yield "evolution.canary.questions", config.evolution.canary.questions
     if job == "refine":
-        yield "data.demonstrations", data.demonstrations, refinable
         for source in config.refinement.holdout.sources:
-            yield "refinement.holdout.sources", source, questions
-        if config.refinement.online.source:
-            yield "refinement.online.source", config.refinement.online.source, experiences
+            yield "refinement.holdout.sources", source
     if job == "synthesize":
         from pixelis.datasets.synthesis.quota_scheduler import quotas
 
         synthesis = config.synthesis
         for name in sorted({quota.source for quota in quotas(synthesis)}):
-            yield f"synthesis.datasources.{name}.path", synthesis.datasources[name].path, questions
+            yield f"synthesis.datasources.{name}.path", synthesis.datasources[name].path
         if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
-            yield "synthesis.imitation.demonstrations", synthesis.imitation.demonstrations, questions
+            yield "synthesis.imitation.demonstrations", synthesis.imitation.demonstrations
+
+
+def _model(name: str) -> None:
+    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.policy.model_path import resolve
+
+    ModelSpec.load(resolve(name))
+
+
+def _questions(config: Config, source: str) -> Iterator[Question]:
+    """The questions of a source; reads the first."""
+    from pixelis.datasets.labels import drop_labels
+    from pixelis.datasets.questions import read_questions
+
+    on_labels, limit = None if config.rewards.labelled else drop_labels, config.data.max_bad_rows
+    rows = read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
+    return itertools.chain([next(rows)], rows)
+
+
+def _questions_without_judge(config: Config, source: str) -> None:
+    from pixelis.rewards.scorers import JUDGED
+
+    probed = itertools.islice(_questions(config, source), PROMPTS + 1)
+    if judged := {config.rewards.scorer_of(q.task, q.scorer) for q in probed} & JUDGED:
+        raise BadConfig(
+            f"has questions with the scorer {min(judged)}, which needs a judge",
+            fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
+        )
+
+
+def _demonstrations(config: Config, source: str) -> None:
+    from pixelis.datasets.demonstration_stream import demonstrations
+
+    if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBE_ROWS)):
+        raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
+
+
+def _refinable(config: Config, source: str) -> None:
+    from pixelis.datasets.refinement.pipeline import records
+
+    if next(iter(records(config)), None) is None:
+        raise BadInput("holds no row", fix="see docs/data.md for the rows")
+
+
+def _experiences(source: str) -> None:
+    from pixelis.datasets.refinement.sets import read_experiences
+
+    read_experiences(source)
 
 
 def _json(path: str) -> None:

@@ -34,7 +34,7 @@ def run(config: Config) -> Path:
     from pixelis.datasets.demonstration_stream import demonstration_stream
 
     episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
-    questions = [config.data.evaluate] if episodes else []
+    questions = list(config.held_out.values()) if episodes else []
     sources = {"demonstrations": config.data.demonstrations}
     if config.sft.evaluate_every:
         sources["validation"] = config.sft.validation

@@ -158,6 +158,7 @@ def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., P
         f"data.train={tmp_path / 'rows.jsonl'}",
         f"data.evaluate={tmp_path / 'rows.jsonl'}",
         "rft.evaluate_every=1",
+        "rft.evaluate_first=true",
         "evaluate.questions=3",
         "rft.steps=1",
         "rft.prompts_per_step=3",
@@ -173,5 +174,6 @@ def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., P
     (step,) = events.read(tmp_path / "run", "step/policy")
     assert "reward/environment" in step
     assert step["learner/sequences"] == 6
+    assert [event["step"] for event in events.read(tmp_path / "run", "evaluation")] == [0, 1]
     pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "run" / "trajectories").glob("*.html")]
     assert any("Move the blue square to the red one." in page for page in pages), "the policy was not shown the environment"

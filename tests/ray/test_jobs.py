@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pixelis.actors.train_job import best_step
 from pixelis.config import Config, load
 from pixelis.datasets import cards
 from pixelis.jobs import evaluate, rft, sft, ttrl
@@ -162,6 +163,18 @@ def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(sft_folder: Pat
     assert curricula[0] == curricula[1]
     assert curricula[0]["history"][0] == [20, "advance", 1]
     assert load_adapter(final[0]).sha256() == load_adapter(final[1]).sha256()
+
+
+def test_sft_answers_questions_of_each_set_and_their_mean_decides(ray_cluster: None, tmp_path: Path) -> None:
+    sets = ["evaluate.sets.near=cards:?split=test&seed=7", "evaluate.sets.far=cards:?split=test&seed=7&shift=warm"]
+    evaluated = ["sft.steps=2", "sft.evaluate_every=1", "sft.evaluate_episodes=3", "sft.validation_size=2"]
+    sft.run(load(None, [*SMALL_RUN.split(), *evaluated, *sets, "learner.checkpoint_every=1", f"run.dir={tmp_path}"]))
+    rows = events.read(tmp_path, "step/sft")
+    for row in rows:
+        each = [row["evaluate/accuracy_near"], row["evaluate/accuracy_far"]]
+        assert row["evaluate/accuracy"] == pytest.approx(sum(each) / 2)
+    best = max(rows, key=lambda row: (row["evaluate/accuracy"], row["step"]))
+    assert best_step(str(tmp_path)) == best["step"]
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +322,10 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
 ) -> None:
     keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=2", "evaluate.trajectories=1"]
     keys += ["evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}", "evaluate.max_pixels=[1024, 4096]"]
-    assert run_job(evaluate.main, monkeypatch, *keys, "evaluate.images=true", "evaluate.outputs=[pixel_reasoner, r1_v]") == 0
+    assert (
+        run_job(evaluate.main, monkeypatch, *keys, "evaluate.images=true", "evaluate.outputs=[pixel_reasoner, r1_v, mini_o3]")
+        == 0
+    )
     result = json.loads((tmp_path / "evaluation.json").read_text())
     names = ["a-1024px", "b-1024px", "a-4096px", "b-4096px"]
     assert [(s["name"], s["set"], s["max_pixels"]) for s in result["sets"]] == [(n, n[0], int(n[2:6])) for n in names]
@@ -327,6 +343,7 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
         assert next(turn["images"] for turn in turns if turn["images"]) == [Path(images[0].uri).name]
         assert (tmp_path / f"metrics_{name}.json").is_file()
         assert (tmp_path / f"r1_v_{name}.json").is_file()
+        assert len(list((tmp_path / f"mini_o3-{name}").glob("*/traj.jsonl"))) == 2
 
 
 @pytest.fixture

@@ -230,7 +230,8 @@ def test_of_a_source_the_path_becomes_absolute(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, absolute: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert config.absolute(config.load(None, [f"data.train={source}"])).data.train == absolute.format(here=tmp_path)
+    c = config.absolute(config.load(None, [f"data.train={source}", f"evaluate.sets.id={source}"]))
+    assert [c.data.train, c.evaluate.sets["id"]] == [absolute.format(here=tmp_path)] * 2
 
 
 def test_the_ground_loads_nothing_heavy() -> None:

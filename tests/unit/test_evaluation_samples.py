@@ -9,12 +9,11 @@ from typing import get_args
 
 import pytest
 
-from pixelis.actors import report
-from pixelis.actors.coordinator import _evaluation_metrics
 from pixelis.config import RewardsConfig, parse
 from pixelis.config.evaluate import System
 from pixelis.errors import BadInput
 from pixelis.evaluation import foreign_answers, outputs
+from pixelis.evaluation.metrics import evaluation_metrics
 from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics
 from pixelis.jobs import evaluate
 from pixelis.records import Group, Observation, Question, StopReason, Trajectory, Turn
@@ -105,19 +104,53 @@ def test_accuracy_by_category_and_the_files_of_other_systems(services):
     expected = {"direct_attributes": 0.5, "relative_position": 0.5, "overall": 0.5}
     assert json.loads(written["final_acc_v.json"]) == expected
     assert len(written["result_v.jsonl"].splitlines()) == 6
+    stats = json.loads(written["mini_o3-v/stats.json"])
+    assert [(row["doc_id"], row["pass_at_k"], len(row["rollouts"])) for row in stats[:2]] == [
+        ("vstar-a", 0.5, 2),
+        ("vstar-b", 1.0, 2),
+    ]
+    assert stats[0]["rollouts"][0] == {"output": "<answer>1/2</answer>", "score": 1.0, "format_reward": 1.0, "acc_reward": 1.0}
+    assert json.loads(written["mini_o3-v/metrics.json"]) == {"val/test_score/vstar/total": 0.5}
+
+
+def test_the_trajectory_file_of_mini_o3_has_each_turn_and_the_errors() -> None:
+    failed = Observation(status="error", code="bad_box", text="x")
+    turns = [
+        Turn(role="system", text="You search."),
+        Turn(role="user", text="Which?"),
+        Turn(role="assistant", text="<grounding>{}</grounding>"),
+        Turn(role="tool", text="ERROR: bad_box", observation=failed),
+        Turn(role="assistant", text="<grounding>..</grounding>"),
+        Turn(role="tool", text="Observation 1", observation=Observation(status="ok", id="obs1")),
+        Turn(role="assistant", text="<answer>7</answer>"),
+    ]
+    question = Question(id="../d/1", question="Which?", answers=["7"])
+    episode = Trajectory(question_id=question.id, group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER)
+    written = outputs.files("mini_o3", "v", [Group(id="g", question=question, trajectories=[episode])], {}, "m")
+    (path,) = [path for path in written if path.endswith("traj.jsonl")]
+    assert path.startswith("mini_o3-v/")
+    assert ".." not in path
+    assert path.count("/") == 2
+    assert [json.loads(line) for line in written[path].splitlines()] == [
+        {"doc_id": "../d/1", "initial_prompt": "Which?", "ground_truth": "7"},
+        {"turn_idx": 0, "text_output": "<grounding>{}</grounding>"},
+        {"error_info": "ERROR: bad_box"},
+        {"turn_idx": 1, "text_output": "<grounding>..</grounding>"},
+        {"turn_idx": 2, "text_output": "<answer>7</answer>"},
+    ]
 
 
 def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
     summary = {"rapr": 1.0, "tool_error_rate": 0.0, "turns": 2.0}
-    metrics = _evaluation_metrics({"id": {**summary, "accuracy": 0.9}, "ood": {**summary, "accuracy": 0.5}})
+    metrics = evaluation_metrics({"id": {**summary, "accuracy": 0.9}, "ood": {**summary, "accuracy": 0.5}})
     assert metrics["evaluate/accuracy"] == pytest.approx(0.7)
     assert (metrics["evaluate/accuracy_id"], metrics["evaluate/accuracy_ood"]) == (0.9, 0.5)
-    assert _evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {f"evaluate/{key}" for key in summary}
+    assert evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {f"evaluate/{key}" for key in summary}
 
 
 def test_names_of_picture_folders_do_not_lead_out():
     names = ["q-1.a", "../../etc/x", "a/b", "a_b", ".", "", "é" * 300]
-    files = [report.file_name(name) for name in names]
+    files = [outputs.file_name(name) for name in names]
     assert files[0] == "q-1.a"
     assert all("/" not in file and not file.startswith(".") and 0 < len(file) < 100 for file in files)
     assert len(set(files)) == len(names)
