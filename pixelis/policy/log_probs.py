@@ -125,13 +125,11 @@ def project(
             return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, learns, *others)
 
         def head(h: Tensor, target: Tensor, *other: Tensor) -> tuple[Tensor, ...]:
-            logits = multiply(h)
-            divergence: tuple[Tensor, ...] = ()
+            other_logits = None
             if other and reference is not None:
                 with torch.no_grad(), _parameters_of(lm_head, reference.head):
                     other_logits = multiply(other[0])
-                divergence = (_VocabularyKL.apply(logits, other_logits, banned, temperature),)
-            return (*_TokenLogProbs.apply(logits, target, banned, temperature, smoothing), *divergence)
+            return _TokenLogProbs.apply(multiply(h), target, banned, temperature, smoothing, other_logits)
 
         chunks = zip(*(values.split(size) for values in (hidden, targets, *others)), strict=True)
         recompute = len(targets) > limit
@@ -233,39 +231,51 @@ def _divergence(
     return divergence, p.mul_(ratio.sub_(divergence[:, None])).div_(temperature)
 
 
-class _VocabularyKL(torch.autograd.Function):
-    """`_divergence` as an autograd function of the policy's logits."""
+def _scores(
+    logits: Tensor,
+    targets: Tensor,
+    banned: Tensor,
+    temperature: float,
+    smoothing: float,
+    with_gradients: bool,
+    reference: Tensor | None = None,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
+    """Entropies, and log-probabilities with their gradients by the logits, which are overwritten.
 
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, reference: Tensor, banned: Tensor, temperature: float) -> Tensor:
-        divergence, gradients = _divergence(logits, reference, banned, temperature, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradients)
-        ctx.dtype = logits.dtype
-        return divergence
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (gradients,) = ctx.saved_tensors
-        return gradients.mul_(gradient[:, None]).to(ctx.dtype), None, None, None
+    With the logits of a reference policy also the divergences from it with their gradients.
+    """
+    divergence = [_divergence(logits, reference, banned, temperature, with_gradients)] if reference is not None else []
+    log_prob, entropy, gradient = _score(logits, targets, banned, temperature, smoothing, with_gradients)
+    return entropy, [(log_prob, gradient), *divergence]
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """`_score` as an autograd function: logits, which are overwritten, to log-probabilities and entropies."""
+    """`_scores` as an autograd function of the policy's logits: log-probabilities, entropies, and any divergences."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, banned: Tensor, temperature: float, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
-        log_prob, entropy, gradients = _score(logits, targets, banned, temperature, smoothing, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradients)
-        ctx.dtype = logits.dtype
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        banned: Tensor,
+        temperature: float,
+        smoothing: float,
+        reference: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        learns, ctx.dtype = ctx.needs_input_grad[0], logits.dtype
+        entropy, scored = _scores(logits, targets, banned, temperature, smoothing, learns, reference)
+        ctx.save_for_backward(*(by_logits for _, by_logits in scored))
         ctx.mark_non_differentiable(entropy)
-        return log_prob, entropy
+        log_prob, *divergences = (values for values, _ in scored)
+        return log_prob, entropy, *divergences
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (gradients,) = ctx.saved_tensors
-        return gradients.mul_(gradient[:, None]).to(ctx.dtype), None, None, None, None
+    def backward(ctx: Any, gradient: Tensor, _: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, (gradient, *others), strict=True)
+        total, *further = (by_logits.mul_(g[:, None]) for by_logits, g in pairs)
+        for part in further:
+            total.add_(part)
+        return total.to(ctx.dtype), *[None] * 5
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -295,15 +305,12 @@ class _FrozenHead(torch.autograd.Function):
         for start in range(0, max(1, len(hidden)), size):
             part = slice(start, start + size)
             logits = hidden[part] @ weight.t()
-            differentiable = []
-            if reference is not None:
-                differentiable.append(_divergence(logits, reference[part] @ weight.t(), banned, temperature, with_gradients))
-            log_prob, entropy, by_logits = _score(logits, targets[part], banned, temperature, smoothing, with_gradients)
+            others = reference[part] @ weight.t() if reference is not None else None
+            entropy, scored = _scores(logits, targets[part], banned, temperature, smoothing, with_gradients, others)
             entropies.append(entropy)
-            differentiable.insert(0, (log_prob, by_logits))
             if not results:
-                results = [([], torch.empty_like(hidden) if with_gradients else None) for _ in differentiable]
-            for (values, by_hidden), (value, gradient) in zip(results, differentiable, strict=True):
+                results = [([], torch.empty_like(hidden) if with_gradients else None) for _ in scored]
+            for (values, by_hidden), (value, gradient) in zip(results, scored, strict=True):
                 values.append(value)
                 if by_hidden is not None and gradient is not None:
                     torch.mm(gradient.to(weight.dtype), weight, out=by_hidden[part])
