@@ -19,6 +19,8 @@ PARTS = ("think", "call", "arguments", "answer")
 _OPENED = re.compile(r"\s*<[^<>/]*>")
 _CLOSED = re.compile(r"\s*</[^<>]*>\s*")
 _ARGUMENTS = '"arguments":'
+_CALL = re.compile("<tool_call>")
+"""Opens a call in the dialects whose turns may have several."""
 
 
 def weights(
@@ -50,14 +52,22 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
     thought = _after_thought(text, step.think)
     begins = [(0, "think"), (thought, "answer")]
     if step.op is not None:
-        key = text.find(_ARGUMENTS, thought)
-        first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", thought)
-        begins = [(0, "think"), (thought, "call"), (first, "arguments"), (text.rfind("}") + 1, "call")]
+        begins = [(0, "think")]
+        for start, end in _calls(text, thought, 1 + len(step.further)):
+            key = text.find(_ARGUMENTS, start, end)
+            first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", start, end)
+            begins += [(start, "call"), (first, "arguments"), (text.rfind("}", start, end) + 1, "call")]
     ends = np.cumsum([_size(token, tokenizer) for token in tokens])
     starts = np.concatenate([[0], ends[:-1]])
     part_starts = np.asarray([len(text[:index].encode()) for index, _ in begins])
     segments = np.searchsorted(part_starts, starts, side="right") - 1
     return np.asarray([PARTS.index(part) for _, part in begins])[segments]
+
+
+def _calls(text: str, start: int, count: int) -> list[tuple[int, int]]:
+    """Start and end of each of the ``count`` calls of a turn, whose thought ends at ``start``."""
+    starts = [start, *(match.start() for match in list(_CALL.finditer(text, start))[1:count])]
+    return list(zip(starts, [*starts[1:], len(text)], strict=True))
 
 
 def _after_thought(text: str, think: str | None) -> int:

@@ -120,7 +120,8 @@ def test_tokens_know_their_part(think: str | None) -> None:
     images = [ImageView(id="img0", source_size=(768, 768), view_size=(64, 64))]
 
     def split(step: Step) -> dict[str, str]:
-        message = Action(op=step.op, arguments=step.arguments) if step.op else str(step.answer)
+        calls = [Action(op=step.op or "", arguments=step.arguments), *step.further]
+        message = calls if step.op else str(step.answer)
         tokens = renderer.assistant(message, step.think, images).tokens
         which = token_parts.parts(tokens, step, tokenizer)
         assert len(which) == len(tokens)
@@ -134,3 +135,9 @@ def test_tokens_know_their_part(think: str | None) -> None:
     assert called["arguments"] == 'bbox_2d":[200,400,600,800]}}'
     assert called["call"] == '<tool_call>{"name":"read_text","arguments":{"</tool_call><|im_end|>'
     assert called["answer"] == ""
+    config = Config().dialogue.model_copy(update={"max_calls": 2})
+    renderer = Renderer(tokenizer, spec(), config, select(["zoom_in", "read_text"]))
+    box = {"box": [0.2, 0.4, 0.6, 0.8]}
+    two = split(Step(think=think, op="read_text", arguments=box, further=[Action(op="read_text", arguments=box)]))
+    assert two["arguments"] == called["arguments"] * 2
+    assert two["call"].count("<tool_call>") == two["call"].count("</tool_call>") == 2
