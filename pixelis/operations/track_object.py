@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -16,7 +17,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingDependency, OperationError
-from pixelis.operations import geometry
+from pixelis.operations import geometry, shots
 from pixelis.operations.draw import annotate
 from pixelis.operations.media import subsample
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
@@ -36,6 +37,10 @@ DROP = 0.5
 """The same as a share of the mean so far: an object with high similarity is lost when the similarity halves."""
 PATIENCE = 5
 """Consecutive frames below the threshold after which the object is lost; fewer are an occlusion."""
+AFTER_CUT = 0.6
+"""Least similarity of a box that shows the same object in a new scene, where it is a matter of chance what the box shows."""
+STRUCTURE = 3.0
+"""Least contrast within a box and its margin (standard deviation of brightness, of 255, without its slope and its noise)."""
 MIN_INSIDE = 0.55
 """Least share of the box inside the frame: the tracker keeps the centre of the box inside when the object has left."""
 
@@ -68,12 +73,16 @@ class TrackObjectArguments(OperationArguments):
 
 @dataclass(frozen=True)
 class Track:
-    """The object's box in each frame from ``first`` on, in full-resolution pixels, and its similarity 0..1."""
+    """The object's box in each frame from ``first`` on, in full-resolution pixels, and its similarity 0..1.
+
+    ``cuts``: frames with which a new scene begins, the last of them possibly the one after the track.
+    """
 
     first: int
     boxes: list[PixelBox]
     scores: list[float]
     status: Status
+    cuts: list[int]
 
 
 class TrackObject(Operation):
@@ -113,7 +122,7 @@ class TrackObject(Operation):
         edges = geometry.to_pixels(box, clip.width, clip.height)
         track = follow(clip, first, stop, edges)
         if track.status == "completed" and stop < end:
-            track = Track(track.first, track.boxes, track.scores, "active")
+            track = dataclasses.replace(track, status="active")
         return _report(track, clip, target, scene, arguments.masks)
 
 
@@ -153,12 +162,14 @@ def follow(clip: Clip, first: int, stop: int, edges: Sequence[float]) -> Track:
     picture = next(pictures)
     across, down = picture.shape[1] / clip.width, picture.shape[0] / clip.height
     start = (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down)
-    boxes, scores, status = _follow(picture, pictures, start)
+    boxes, scores, status, cuts = _follow(picture, pictures, start)
     full = [tuple(map(float, edges))] + [(x0 / across, y0 / down, x1 / across, y1 / down) for x0, y0, x1, y1 in boxes[1:]]
-    return Track(first, full, scores, status)
+    return Track(first, full, scores, status, [first + number for number in cuts])
 
 
-def _follow(picture: np.ndarray, pictures: Iterator[np.ndarray], start: PixelBox) -> tuple[list[PixelBox], list[float], Status]:
+def _follow(
+    picture: np.ndarray, pictures: Iterator[np.ndarray], start: PixelBox
+) -> tuple[list[PixelBox], list[float], Status, list[int]]:
     tracker = _csrt()
     left, top = round(start[0]), round(start[1])
     try:
@@ -166,8 +177,11 @@ def _follow(picture: np.ndarray, pictures: Iterator[np.ndarray], start: PixelBox
         appearance = _Appearance(picture, start)
     except cv2.error:
         raise OperationError("the box shows nothing that can be tracked", code="nothing_found") from None
-    boxes, scores, low, threshold = [start], [1.0], 0, THRESHOLD
-    for picture in pictures:
+    if appearance.structure < STRUCTURE:
+        message = "the box shows an even area, which looks the same wherever it moves: give a box around something distinct"
+        raise OperationError(message, code="nothing_found")
+    boxes, scores, low, threshold, cuts = [start], [1.0], 0, THRESHOLD, list[int]()
+    for number, (picture, cut) in enumerate(shots.mark_cuts(picture, pictures), 1):
         try:
             ok, (x, y, width, height) = tracker.update(picture)
         except cv2.error:
@@ -176,6 +190,11 @@ def _follow(picture: np.ndarray, pictures: Iterator[np.ndarray], start: PixelBox
         if ok and width >= 1 and height >= 1:
             box = (float(x), float(y), float(x + width), float(y + height))
             score = appearance.score(picture, box)
+        if cut:
+            cuts.append(number)
+            if score < AFTER_CUT:
+                count = max(1, len(scores) - low)
+                return boxes[:count], scores[:count], "lost", cuts
         boxes.append(box)
         scores.append(score)
         low = low + 1 if score < threshold else 0
@@ -186,8 +205,8 @@ def _follow(picture: np.ndarray, pictures: Iterator[np.ndarray], start: PixelBox
     # At the end of the range, three frames below the threshold are enough.
     if low > PATIENCE // 2:
         count = max(1, len(scores) - low)
-        return boxes[:count], scores[:count], "lost"
-    return boxes, scores, "completed"
+        return boxes[:count], scores[:count], "lost", cuts
+    return boxes, scores, "completed", cuts
 
 
 def _csrt() -> Any:
@@ -213,6 +232,11 @@ class _Appearance:
         pattern = self._patch(picture, box)[self.SHIFT : -self.SHIFT, self.SHIFT : -self.SHIFT]
         colours = self._colours(pattern)
         self._references = [(pattern, colours), (pattern.copy(), colours.copy())]
+        grey = self._patch(picture, box).mean(2)
+        axis = np.arange(len(grey)) - (len(grey) - 1) / 2
+        slope = (grey * axis).sum() / axis.std() ** 2 / grey.size, (grey * axis[:, None]).sum() / axis.std() ** 2 / grey.size
+        even = grey.mean() + slope[0] * axis + slope[1] * axis[:, None]
+        self.structure = float(cv2.GaussianBlur(grey - even, (0, 0), 1.5).std())
 
     def score(self, picture: np.ndarray, box: PixelBox) -> float:
         """Similarity 0..1; 0 for a box mostly outside the frame."""
@@ -312,6 +336,7 @@ def _report(track: Track, clip: Clip, target: Target, scene: Scene, masks: bool)
         "frames": frames,
         "boxes": boxes,
         "scores": track.scores,
+        "cuts": track.cuts,
         "statistics": statistics,
     }
     if masks:
@@ -341,6 +366,8 @@ def _text(entry: dict[str, Any], clip: Clip, target: Target, scene: Scene) -> st
         f"maximum {value['max_velocity']:.1f} per frame; "
         + ("stationary." if value["is_stationary"] else f"direction {value['direction']:.0f} deg (0 right, 90 down)."),
     ]
+    if entry["cuts"]:
+        lines.append(f"The scene changes with frame {', '.join(map(str, entry['cuts'][:6]))}.")
     if status == "lost":
         lines.append(f"The object was not seen after frame {frames[-1]}.")
     elif status == "active":

@@ -18,7 +18,7 @@ from pycocotools import mask as coco
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingDependency, OperationError
-from pixelis.operations import Result, Scene, execute
+from pixelis.operations import Result, Scene, execute, shots
 from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.masks import decode
 from pixelis.operations.pixel_budget import PixelBudget
@@ -135,6 +135,51 @@ def test_an_object_that_leaves_or_vanishes_is_lost(way):
     assert abs(track["frames"][-1] - last) <= 5
     assert f"not seen after frame {track['frames'][-1]}" in result.text
     assert len(track["boxes"]) == len(track["frames"]) == len(track["scores"])
+
+
+def panned(name: str, count: int) -> list[np.ndarray]:
+    """A camera moves over a photograph, two pixels to the right and one down for each frame."""
+    photo = getattr(skimage.data, name)()
+    photo = photo if photo.ndim == 3 else np.repeat(photo[..., None], 3, 2)
+    return [np.ascontiguousarray(photo[20 + i : 164 + i, 4 + 2 * i : 196 + 2 * i]) for i in range(count)]
+
+
+@pytest.mark.parametrize(("before", "after"), [("gravel", "grass"), ("grass", "gravel"), ("chelsea", "coffee")])
+def test_a_cut_ends_the_track_though_the_box_looks_alike(before, after):
+    """Grass for gravel in the same grey: the box alone shows a similar area, which was followed on."""
+    clip = open_clip(encode(panned(before, 5) + panned(after, 8), options={"crf": "20"}), SETTINGS)
+    result = run(scene(clip), box=[0.3, 0.3, 0.65, 0.7])
+    track = result.data["tracks"][0]
+    assert (track["status"], track["frames"], track["cuts"]) == ("lost", [0, 1, 2, 3, 4], [5])
+    assert "The scene changes with frame 5." in result.text
+
+
+def test_cuts_of_footage_are_marked_and_flashes_are_not():
+    frames = [cv2.resize(frame, (240, 136)) for frame in footage(BIKES, 40, **BIKES_SIZE)]
+
+    def cuts(shown: list[np.ndarray]) -> list[int]:
+        return [number for number, (_, cut) in enumerate(shots.mark_cuts(shown[0], iter(shown[1:])), 1) if cut]
+
+    assert cuts(frames) == [30]  # the footage itself has one
+    flash = [*frames[:10], np.full_like(frames[0], 250), *frames[11:20]]
+    assert cuts(flash) == []
+    assert cuts([*frames[:5], *frames[35:36]]) == [5]  # with the last frame
+
+
+@pytest.mark.parametrize("photo", ["brick", "rocket", "moon"])
+def test_featureless_ground_is_nothing_to_track(photo):
+    """A wall out of focus, the sky behind a rocket, the plain between craters: there is nothing whose place could be told."""
+    boxes = {"brick": [0.2, 0.2, 0.6, 0.6], "rocket": [0.29, 0.08, 0.47, 0.31], "moon": [0.52, 0.31, 0.7, 0.55]}
+    picture = getattr(skimage.data, photo)()
+    picture = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, 2)
+    if photo == "brick":
+        picture = cv2.GaussianBlur(picture, (0, 0), 40)
+    noise = np.random.default_rng(0)
+    frames = [np.clip(picture[:256, :384] + noise.normal(0, 3, (256, picture[:256, :384].shape[1], 3)), 0, 255) for _ in range(5)]
+    clip = open_clip(encode([frame.astype(np.uint8) for frame in frames], options={"crf": "18"}), SETTINGS)
+    with pytest.raises(OperationError, match="even area") as caught:
+        run(scene(clip), box=boxes[photo])
+    assert caught.value.code == "nothing_found"
 
 
 @pytest.mark.slow
