@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def read_arguments(operation: type[Operation], texts: Mapping[str, str], scene: 
         raise Usage(f"{operation.name} needs {', '.join(missing)}; it takes\n" + "\n".join(described_arguments(operation)))
     values: dict[str, Any] = {}
     for name, text in texts.items():
-        values[name] = _value(text, schema["properties"][name])
+        values[name] = _value(text, schema["properties"].get(name, {}))
         if name in COORDINATES:
             _check_coordinates(name, text, values[name], scene, target)
     return values
@@ -71,6 +72,8 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _scalar(text: str) -> Any:
+    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+)", text):  # .5 and 5. are numbers, but not of JSON
+        return float(text)
     try:
         return json.loads(text)
     except ValueError:

@@ -37,6 +37,7 @@ def checks(job: str) -> Callable[[Config], None]:
 def check(config: Config, job: str) -> None:
     """Check the configuration and the inputs of ``job``. Raises BadConfig for a contradiction, and as `check_inputs`."""
     from pixelis.dialogue.dialects import offered
+    from pixelis.operations import select
     from pixelis.policy import estimate
 
     print(
@@ -44,6 +45,10 @@ def check(config: Config, job: str) -> None:
         f"{', '.join(operation.name for operation in offered(config)) or 'none'}",
         file=sys.stderr,
     )
+    own = [name for name in config.toolbox.operations if ":" in name]
+    for name, operation in zip(own, select(own), strict=True):
+        operation.ready(config.toolbox)
+        print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
     if job in ESTIMATED:
         from pixelis.jobs import plan
 

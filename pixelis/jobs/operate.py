@@ -295,13 +295,16 @@ def _is_picture(path: Path, request: Request) -> bool:
     """Decide by content, not by name. An animation counts as a video for operations that need one."""
     from PIL import Image
 
-    from pixelis.operations.image import FORMATS
+    from pixelis.operations.image import FORMATS, not_accepted
 
     moving = request.frame is not None or _normal(request.operation) in ("track_object", "select_frames")
     try:
         with Image.open(path, formats=FORMATS) as image:
             return not (moving and getattr(image, "n_frames", 1) > 1)
     except Exception:  # decoders raise many types; all mean that this is not a known image format
+        with path.open("rb") as file:
+            if not_accepted(file.read(1000)) is not None:
+                return True  # its error names the format
         return path.suffix.lower() in PICTURES
 
 

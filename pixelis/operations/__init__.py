@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from pydantic import PydanticUserError
 
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
@@ -77,9 +79,35 @@ def _load_custom(path: str) -> type[Operation]:
     if not (isinstance(result, type) and issubclass(result, Operation)):
         raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
     missing = [field for field in ("name", "description", "Arguments") if not hasattr(result, field)]
-    if missing or result.run.__func__ is Operation.run.__func__:  # type: ignore[attr-defined]
-        raise BadConfig(f"toolbox.operations: {path} lacks {', '.join([*missing, 'run'])}", fix="see docs/operations.md")
+    if getattr(result.run, "__func__", None) is Operation.run.__func__:  # type: ignore[attr-defined]
+        missing.append("run")
+    if missing:
+        raise BadConfig(f"toolbox.operations: {path} lacks {', '.join(missing)}", fix="see docs/operations.md")
+    if problem := _problem(result):
+        raise BadConfig(f"toolbox.operations: {path}: {problem}", fix="see docs/operations.md")
     return result
+
+
+def _problem(operation: type[Operation]) -> str:
+    """What would fail only when the operation is offered or called; empty for a sound one."""
+    if not (isinstance(operation.name, str) and operation.name.isidentifier()):
+        return f"its name {str(operation.name)[:40]!r} is no identifier"
+    if not (isinstance(operation.description, str) and operation.description.strip()):
+        return "its description is empty"
+    if not (isinstance(operation.Arguments, type) and issubclass(operation.Arguments, OperationArguments)):
+        return "its Arguments are not derived from OperationArguments"
+    for method in ("run", "check", "ready"):
+        if not inspect.ismethod(getattr(operation, method)):
+            return f"{method} is no classmethod"
+    try:
+        inspect.signature(operation.run).bind(None, None, None)
+    except TypeError:
+        return "run does not take arguments, target and scene"
+    try:
+        operation.Arguments.model_json_schema()
+    except PydanticUserError as error:
+        return f"its arguments have no JSON schema: {error.message}"
+    return ""
 
 
 def execute(

@@ -11,6 +11,8 @@ import numpy as np
 NAMES = (
     "black", "white", "grey", "red", "orange", "brown", "yellow", "green", "cyan", "blue", "purple", "pink", "beige",
 )  # fmt: skip
+BETWEEN = 7.0
+"""Degrees of hue (CIELAB) that people disagree by when they name colours."""
 _CODE = {name: code for code, name in enumerate(NAMES)}
 
 
@@ -57,6 +59,17 @@ def codes(lab: np.ndarray) -> np.ndarray:
 def name(colour: np.ndarray) -> str:
     """The name of one sRGB colour, three numbers 0..255."""
     return NAMES[int(codes(to_lab(np.asarray(colour, np.uint8).reshape(1, 3)))[0])]
+
+
+def between(colour: np.ndarray) -> str | None:
+    """The name of the hue that lies within BETWEEN degrees of an sRGB colour and is not its own, else None."""
+    lab = to_lab(np.asarray(colour, np.uint8).reshape(1, 3))
+    chroma, hue = np.hypot(lab[0, 1], lab[0, 2]), np.arctan2(lab[0, 2], lab[0, 1])
+    turned = np.concatenate([lab, lab, lab])
+    turns = hue + np.radians([0, -BETWEEN, BETWEEN])
+    turned[:, 1], turned[:, 2] = chroma * np.cos(turns), chroma * np.sin(turns)
+    own, *others = (NAMES[code] for code in codes(turned))
+    return next((name for name in others if name != own), None)
 
 
 def dominant(colours: np.ndarray) -> tuple[list[int], str, float]:

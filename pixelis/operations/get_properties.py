@@ -173,6 +173,7 @@ def color(selection: Selection) -> Values:
     ]
     return {
         "name": _value(name, "name"),
+        "near": _value(colours.between(np.array(rgb)), "name"),
         "dominant": _value(rgb, "RGB 0..255"),
         "dominant_share": _value(share, "ratio"),
         "mean": _value([round(v, 3) for v in mean.ravel().tolist()], "RGB 0..255"),
@@ -316,9 +317,10 @@ def _group_lines(group: Group, v: dict[str, Any]) -> list[str]:
     """The text of one group from its values by name."""
     if group == "color":
         dominant, mean = (", ".join(f"{channel:.0f}" for channel in v[name]) for name in ("dominant", "mean"))
+        near = f", close to {v['near']}" if v["near"] else ""
         hue = "no hue" if v["hue"] is None else f"hue {v['hue']:.0f} deg"
         return [
-            f"color: {v['name']} ({percent(v['dominant_share'])}), RGB {dominant}; mean RGB {mean}",
+            f"color: {v['name']}{near} ({percent(v['dominant_share'])}), RGB {dominant}; mean RGB {mean}",
             f"  brightness {v['brightness']:.2f}, saturation {v['saturation']:.2f} (0..1), {hue}",
         ]
     if group == "texture":

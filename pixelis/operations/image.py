@@ -34,6 +34,11 @@ _SIGNATURES = (
     (re.compile(rb"\0\0[\1\2]\0"), "an icon"),
 )
 """First bytes of files that users send by mistake, and their names."""
+_CONVERSIONS = {
+    "HEIC": "save it as JPEG; an iPhone does so with Settings > Camera > Formats > Most Compatible",
+    "SVG": "draw it to PNG first, for example with `rsvg-convert -o picture.png FILE`",
+    "PDF": "draw its pages to PNG first, for example with `pdftoppm -png -r 150 FILE page`",
+}
 
 
 def image_pixels(source: str | bytes | Path, max_bytes: int, max_pixels: int) -> int:
@@ -85,12 +90,23 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
         ) from None
 
 
+def not_accepted(data: bytes) -> BadImage | None:
+    """The error for bytes of a recognised file type that is neither a picture nor a clip, such as PDF; None for all others."""
+    name = next((name for signature, name in _SIGNATURES if signature.match(data[:1000])), None)
+    if name is None or name == "a video":
+        return None
+    fix = ", or ".join(filter(None, (_CONVERSIONS.get(name), f"convert it to one of {', '.join(FORMATS)}")))
+    return BadImage(f"{name} is not accepted as a picture", code="image_format", fix=fix)
+
+
 def _unknown(data: bytes) -> BadImage:
-    """The error for bytes that no decoder accepts; it names a recognised file type that is not accepted."""
+    """The error for bytes that no decoder accepts."""
     formats = ", ".join(FORMATS)
-    for signature, name in _SIGNATURES:
-        if signature.match(data[:1000]):
-            return BadImage(f"{name} is not accepted as a picture", code="image_format", fix=f"convert it to one of {formats}")
+    if error := not_accepted(data):
+        return error
+    if any(signature.match(data[:1000]) for signature, _ in _SIGNATURES):
+        fix = f"send it as a clip, or a frame of it as one of {formats}"
+        return BadImage("a video is not accepted as a picture", code="image_format", fix=fix)
     return BadImage(
         f"the picture cannot be decoded: its header is damaged, or it is none of {formats}",
         code="image_undecodable",

@@ -27,6 +27,29 @@ UNBOUNDED = PixelBudget(1, 10**9)
 DEFAULTS = ToolboxConfig()
 
 
+PROBLEMS = {
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object in braces",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "needs at least {min_length} entries",
+    "too_long": "takes at most {max_length} entries",
+}
+"""What is wrong with an argument, by pydantic's type of the error; its other messages are plain."""
+
+
 class OperationArguments(BaseModel):
     """Base class of an operation's canonical arguments. Unknown keys and wrong types are errors; nothing is coerced."""
 
@@ -186,7 +209,7 @@ class Operation:
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"])
-            problem = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"], first["msg"])
+            problem = PROBLEMS.get(first["type"], first["msg"]).format_map(first.get("ctx", {}))
             problem = problem.removeprefix("Value error, ")
             raise OperationError(f"{path[:40]} {problem}".strip(), code="bad_arguments") from None
 

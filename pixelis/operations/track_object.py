@@ -181,15 +181,15 @@ def _follow(
         message = "the box shows an even area, which looks the same wherever it moves: give a box around something distinct"
         raise OperationError(message, code="nothing_found")
     boxes, scores, low, threshold, cuts = [start], [1.0], 0, THRESHOLD, list[int]()
-    for number, (picture, cut) in enumerate(shots.mark_cuts(picture, pictures), 1):
+    for number, (frame, cut) in enumerate(shots.mark_cuts(picture, pictures), 1):
         try:
-            ok, (x, y, width, height) = tracker.update(picture)
+            ok, (x, y, width, height) = tracker.update(frame)
         except cv2.error:
             ok = False
         box, score = boxes[-1], 0.0
         if ok and width >= 1 and height >= 1:
             box = (float(x), float(y), float(x + width), float(y + height))
-            score = appearance.score(picture, box)
+            score = appearance.score(frame, box)
         if cut:
             cuts.append(number)
             if score < AFTER_CUT:

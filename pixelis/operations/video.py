@@ -28,7 +28,7 @@ from pixelis.errors import BadImage, OperationError
 from pixelis.operations.container import Source, frame_pixels, undecodable
 from pixelis.operations.decord_frames import DecordReader, prove_equal
 from pixelis.operations.encoded import read_encoded
-from pixelis.operations.image import FORMATS, load_image
+from pixelis.operations.image import FORMATS, load_image, not_accepted
 from pixelis.records import Span
 
 MAX_CACHED_FRAMES, MAX_CACHED_BYTES = 100, 128_000_000
@@ -38,6 +38,7 @@ SEEKABLE = {"mov", "matroska", "avi", "flv", "nut", "ivf"}
 """Containers with an index: after a seek every packet has its correct time. Others are read from the start."""
 
 _PICTURES = "pictures"
+_HEAD_BYTES = 1000
 _HEAD = 24
 _LONGEST_TAIL = 64
 
@@ -147,6 +148,7 @@ def open_clip(
     """
     if isinstance(source, (bytes, str, Path)):
         data = _read(source, settings.max_video_bytes)
+        _check_type(data[:_HEAD_BYTES].tobytes())
         clip = _index(data, hashlib.sha256(data.data).hexdigest(), settings)
         if settings.video_backend == "decord":
             clip = _with_decord(clip)
@@ -167,6 +169,17 @@ def clip_pixels(source: str | bytes, settings: ToolboxConfig) -> int:
 
 def _read(source: str | bytes | Path, limit: int) -> np.ndarray:
     return np.frombuffer(read_encoded(source, limit, "video"), np.uint8)  # read-only
+
+
+def _check_type(head: bytes) -> None:
+    """Raise BadImage ``video_undecodable`` for files that are no clips, by their first bytes: FFmpeg would call them damaged."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        message, fix = "WebP is not read as a clip, animated or not", "convert the animation to mp4 or gif"
+    elif (error := not_accepted(head)) is not None:
+        message, fix = error.message.replace("picture", "clip"), error.fix or ""
+    else:
+        return
+    raise BadImage(message, code="video_undecodable", fix=fix)
 
 
 def _too_many_frames(limit: int) -> BadImage:

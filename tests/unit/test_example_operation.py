@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import skimage.data
 
+from pixelis import config
+from pixelis.errors import BadConfig
+from pixelis.jobs.dry_run import checks
 from pixelis.operations import Scene, execute, select
 from pixelis.records import Action, ImageView
 
@@ -33,6 +36,67 @@ def scene(picture: np.ndarray | None = None) -> Scene:
 def test_the_document_shows_the_file():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/operations.md").read_text(), re.DOTALL)
     assert blocks == [(ROOT / f"docs/examples/{name}.py").read_text() for name in ("contrast", "grid_walk")]
+
+
+OWN = """
+from pixelis.operations import Operation, OperationArguments, Result
+from pixelis.errors import MissingFile
+
+class Arguments(OperationArguments):
+    pass
+
+class Good(Operation):
+    name, description, Arguments = "good", "Does nothing.", Arguments
+    @classmethod
+    def run(cls, arguments, target, scene):
+        return Result()
+
+class Unbound(Good):
+    def run(self, arguments, target, scene):
+        return Result()
+
+class Short(Good):
+    @classmethod
+    def run(cls, arguments):
+        return Result()
+
+class Silent(Good):
+    description = ""
+
+class Dict(Good):
+    Arguments = dict
+
+class Late(Good):
+    @classmethod
+    def ready(cls, settings):
+        raise MissingFile("good needs weights.bin", fix="download it")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Unbound", "run is no classmethod"),
+        ("Short", "run does not take arguments, target and scene"),
+        ("Silent", "its description is empty"),
+        ("Dict", "Arguments are not derived from OperationArguments"),
+    ],
+)
+def test_faults_of_own_operations_are_found_before_a_call(tmp_path, name: str, message: str):
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(BadConfig, match=message):
+        select([f"{tmp_path}/own.py:{name}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code", "message"), [("Good", 0, "own.py:Good is good"), ("Late", 1, "good needs weights.bin")])
+def test_a_dry_run_checks_own_operations(tmp_path, capsys, name: str, code: int, message: str):
+    (tmp_path / "own.py").write_text(OWN)
+    keys = ["configs/nano/rft.yaml", f'toolbox.operations=["{tmp_path}/own.py:{name}"]', "--dry-run"]
+    with pytest.raises(SystemExit) as left:
+        config.from_command_line("Doc.", "rft", keys, check=checks("rft"))
+    assert (left.value.code or 0) == code
+    assert message in capsys.readouterr().err
 
 
 def test_it_stretches_contrast_and_says_so(stretch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import cv2
 import numpy as np
 import pytest
 import skimage.data
@@ -114,6 +115,16 @@ def test_a_rectangle(length: int, width: int, degrees: int):
         main = degrees if length > width else (degrees + 90) % 180
         assert (v["shape.orientation"] - main + 90) % 180 == pytest.approx(90, abs=0.5)
         assert v["shape.eccentricity"] == close(math.sqrt(1 - (short / long) ** 2))
+
+
+@pytest.mark.parametrize("sides", range(3, 11))
+def test_corners_of_regular_polygons(sides: int):
+    """An octagon and all with more corners were taken for discs."""
+    angles = 0.2 + 2 * math.pi * np.arange(sides) / sides
+    corners = 250 + 150 * np.stack([np.cos(angles), np.sin(angles)], 1)
+    inside = np.zeros((SIDE, SIDE), np.uint8)
+    cv2.fillPoly(inside, [np.round(corners * 16).astype(np.int32)], 1, shift=4)
+    assert values(inside > 0)["shape.corners"] == sides
 
 
 def test_a_triangle_a_ring_and_an_l():
@@ -228,6 +239,18 @@ def test_colours_of_real_photos():
     assert seen(load_sample_image("flower.jpg"), [0.4, 0.4, 0.6, 0.6]) in {"orange", "red", "pink"}
     assert seen(skimage.data.rocket(), [0.3, 0.1, 0.45, 0.25]) == "blue"  # the evening sky
     assert seen(np.repeat(skimage.data.camera()[..., None], 3, 2), [0.1, 0.05, 0.25, 0.15]) == "grey"
+
+
+def test_colours_between_two_hues_name_both():
+    assert (colours.name(np.array([255, 80, 0])), colours.between(np.array([255, 80, 0]))) == ("red", "orange")
+    assert (colours.name(np.array([128, 0, 255])), colours.between(np.array([128, 0, 255]))) == ("purple", "blue")
+    for plain in ([255, 0, 0], [0, 200, 0], [128, 128, 128], [0, 0, 0]):
+        assert colours.between(np.array(plain)) is None or plain == [255, 0, 0]
+    picture = np.full((40, 40, 3), (255, 80, 0), np.uint8)
+    view = ImageView(id="img0", source_size=(40, 40), view_size=(40, 40))
+    action = Action(op="get_properties", target="img0", arguments={"groups": ["color"]})
+    observation, _ = execute(action, Scene({"img0": picture}, [view]))
+    assert observation.text.splitlines()[1].startswith("color: red, close to orange (100 %)")
 
 
 def test_names_of_the_colours_of_easy_vqa():

@@ -184,6 +184,37 @@ def test_what_newcomers_get_wrong(shell, words, helped):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["photo.png", "get_properties", "mask=xx"], "mask must be an object in braces"),
+        (["photo.png", "get_properties", "groups=colour"], "'color'"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "padding=much"], "padding must be a number"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "padding=3"], "padding must be at most 0.5"),
+        (["animated.webp", "track_object", "box=0,0,.5,.5"], "WebP is not read as a clip"),
+        (["photo.heic", "zoom_in", "box=0,0,1,1"], "HEIC is not accepted as a picture"),
+        (["drawing.svg", "zoom_in", "box=0,0,1,1"], "SVG is not accepted as a picture"),
+        (["page.pdf", "read_text"], "PDF is not accepted as a picture"),
+    ],
+)
+def test_errors_speak_plainly(shell, words, said):
+    pictures = [Image.new("RGB", (40, 30), colour) for colour in ("red", "blue")]
+    pictures[0].save("animated.webp", save_all=True, append_images=pictures[1:])
+    Path("photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200))
+    Path("drawing.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    Path("page.pdf").write_text("%PDF-1.7\n")
+    code, result, heard = shell(*words)
+    assert code == 1
+    assert said in result["text"]
+    assert "Traceback" not in heard
+    assert "Input should" not in heard
+
+
+def test_numbers_may_begin_with_a_point(shell):
+    code, result, _ = shell("photo.png", "zoom_in", "box=.1,.2,.4,.5", "padding=0.")
+    assert (code, result["arguments"]) == (0, {"box": [0.1, 0.2, 0.4, 0.5], "padding": 0.0})
+
+
 def test_words_in_the_other_order_and_spellings_that_are_clear(shell):
     assert shell("zoom_in", "photo.png", "box=[0,0,0.5,0.5]")[0] == 0
     assert shell("photo.png", "ZOOM-IN", "box=0,0,0.5,0.5")[0] == 0

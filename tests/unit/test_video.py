@@ -304,6 +304,21 @@ def test_files_that_are_no_video_are_refused(data, code, tmp_path):
     assert _code(tmp_path / "clip.mp4") == code
 
 
+@pytest.mark.parametrize(
+    ("data", "words", "fix"),
+    [
+        (b"RIFF\x10\0\0\0WEBPVP8X", "WebP is not read as a clip", "mp4 or gif"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC", "JPEG"),
+        (b"%PDF-1.7\n", "PDF", "pdftoppm"),
+    ],
+)
+def test_files_that_are_taken_for_clips_are_named(data: bytes, words: str, fix: str):
+    with pytest.raises(BadImage, match=words) as caught:
+        open_clip(data, SETTINGS)
+    assert caught.value.code == "video_undecodable"
+    assert fix in caught.value.fix
+
+
 def test_sound_and_stills_are_no_clips():
     assert _code(_sound()) == "video_no_picture"
     assert _code(_still("PNG")) == _code(_still("JPEG")) == "video_undecodable"
