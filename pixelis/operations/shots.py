@@ -13,7 +13,7 @@ WIDTH = 112
 BLOCK, REACH = 16, 8
 """Side of a block, and how far it may have moved from one frame to the next; 8 columns are 7 % of the frame's width."""
 SIMILAR, EQUAL = 0.75, 6.0
-"""Least correlation of a block with its best place in the frame before; for one without texture the largest difference, of 255."""
+"""Least correlation of a block with its best place in the frame before; without texture, the largest difference, of 255."""
 FLAT = 4.0
 CUT = 0.5
 """Least `change` of a cut. Cuts between similar photographs have 0.66 and more, a camera in motion up to 0.3."""
