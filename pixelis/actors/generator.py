@@ -119,6 +119,11 @@ class Generator:
             **(await self.engine.health()),
         }
 
+    @ray.method(concurrency_group="health")
+    async def pieces(self, turns: list[list[int]]) -> list[list[bytes]]:
+        """The UTF-8 bytes of each token of some turns. Answers while the engine is busy."""
+        return [self.renderer.pieces(tokens) for tokens in turns]
+
     @ray.method(num_returns=2)
     async def rollout(self, request: RolloutRequest) -> tuple[Group, Views]:
         """The group of a request, and its views as a second object. The caller owns both."""

@@ -461,6 +461,16 @@ class GeneratorRouter:
 
         return [h for h in await asyncio.gather(*map(health_of, self.members)) if h is not None]
 
+    async def pieces(self, turns: Sequence[Sequence[int]]) -> list[list[bytes]]:
+        """The UTF-8 bytes of each token of some turns, from any generator: all have one tokenizer. Raises InfraFailure."""
+        for member in sorted(self.members, key=lambda m: m.running):
+            try:
+                async with asyncio.timeout(self.timeouts.health_s):
+                    return list(await _value((await self._handle(member)).pieces.remote(turns)))
+            except (TimeoutError, RayError, InfraFailure):
+                self.handles.pop(member.name, None)
+        raise InfraFailure("no generator could answer", code="no_generator")
+
     def stats(self) -> dict[str, float]:
         """Number of generators that hold the current version, episodes in flight, and failures so far."""
         return {

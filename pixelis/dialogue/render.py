@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 START, END = Tag("<|im_start|>"), Tag("<|im_end|>")
 VISION_START, VISION_END = Tag("<|vision_start|>"), Tag("<|vision_end|>")
+_SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_BYTES = {chr(byte): byte for byte in _SHOWN}
+_BYTES |= {chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _SHOWN)}
+"""Byte of each character in which byte-level vocabularies, as GPT-2's, write their tokens."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -162,6 +166,16 @@ class Renderer:
             error=reply.error.code if reply.error else None,
         )
         return turn, reply
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The UTF-8 bytes of each token, of which a character may need several: together, the text of the tokens."""
+        added = self.tokenizer.added_tokens_decoder
+        pieces = []
+        for token in tokens:
+            text = str(self.tokenizer.convert_ids_to_tokens(token)) if token not in added else added[token].content
+            is_plain = token not in added and all(character in _BYTES for character in text)
+            pieces.append(bytes(_BYTES[character] for character in text) if is_plain else text.encode())
+        return pieces
 
     def assistant(
         self, content: Action | Sequence[Action] | str, think: str | None = None, images: Sequence[ImageView] = ()

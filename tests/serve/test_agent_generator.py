@@ -68,6 +68,10 @@ def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
         assert all(not t.tokens and not t.log_probs for t, _ in streamed)
         assert sum(len(added) for _, added in streamed) == len(views[trajectory.id]) - 1
         assert all(turn.tokens for turn in trajectory.turns)
+    last = group.trajectories[0].turns[-1]
+    (pieces,) = ray.get(generator.pieces.remote([last.tokens]), timeout=60)
+    assert b"".join(pieces).decode().removesuffix("<|im_end|>") == last.text
+    assert len(pieces) == len(last.log_probs)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -21,7 +21,7 @@ from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
 from pixelis.serve.protocol.experiences import FeedbackRequest
-from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
+from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, LogProbs, Usage
 from pixelis.serve.protocol.question import Conversation, agent_query, check_data_urls, check_question, reply_cache_key
 
 PICTURE = "data:image/png;base64,AAAA"
@@ -107,7 +107,7 @@ def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
     [
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stop": ["a"] * 5}, "stop"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -466,3 +466,25 @@ def test_admission_never_exceeds_its_capacity(running: int, waiting: int, moves:
         elif inside:
             inside.pop().__exit__(None, None, None)
         assert admission.inside == len(inside) <= running + waiting
+
+
+@given(st.text(max_size=8), st.text(min_size=1, max_size=8), st.lists(st.integers(1, 5), max_size=60))
+def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, answer: str, cuts: list[int]) -> None:
+    text = f"{thought}<answer>{answer}</answer>".encode("utf-8", "replace")
+    answer = answer.encode("utf-8", "replace").decode()
+    pieces, place = list[bytes](), 0
+    for size in [*cuts, len(text)]:
+        pieces.append(text[place : place + size])
+        place += size
+    pieces = [piece for piece in pieces if piece]
+    turn = Turn(role="assistant", tokens=list(range(len(pieces))), log_probs=[-float(i) for i in range(len(pieces))])
+    trajectory = Trajectory(question_id="q", turns=[turn], answer=answer)
+    found = LogProbs.of(trajectory, answer, pieces)
+    assert found is not None
+    spelled = b"".join(bytes(token.bytes) for token in found.content)
+    assert answer.encode() in spelled
+    assert len(spelled) < len(answer.encode()) + 10 + max(len(piece) for piece in pieces) * 2
+    assert [token.logprob for token in found.content] == [-float(i) for i in range(len(pieces))][
+        int(-found.content[0].logprob) : int(-found.content[-1].logprob) + 1
+    ]
+    assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces)) is None or answer == "x" * len(answer)

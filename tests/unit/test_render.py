@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from dialogue_models import image_view, large_folder, nano_folder, renderer
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoConfig
 
 import pixelis.nano
@@ -219,6 +221,16 @@ def test_a_turn_reads_back_as_written(name: str):
     assert (turn.action, turn.error, reply.answer) == (action, None, None)
     answer = r.assistant(" 7 ")
     assert r.read(answer.tokens, [0.0] * len(answer.tokens))[1].answer == "7"
+
+
+@pytest.mark.parametrize("name", ["nano", "large"])
+@given(text=st.text(max_size=30))
+def test_the_pieces_of_tokens_are_the_bytes_of_their_text(name: str, text: str):
+    r, text = renderer(name), text.encode("utf-8", "replace").decode() + " Ġ<answer>日7</answer>"
+    tokens = r.tokenizer.encode(text, add_special_tokens=False)
+    pieces = r.pieces(tokens)
+    assert b"".join(pieces).decode() == r.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    assert len(pieces) == len(tokens)
 
 
 def test_a_call_cut_in_the_middle_and_an_empty_turn_are_values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -183,8 +184,7 @@ class ChatRequest(NamesFiles):
         unsupported = {
             "tools": bool(self.tools),
             "functions": bool(self.functions),
-            "logprobs": bool(self.logprobs),
-            "top_logprobs": bool(self.top_logprobs),
+            "top_logprobs": bool(self.top_logprobs),  # engines report the chosen tokens alone
             "logit_bias": bool(self.logit_bias),
             "presence_penalty": bool(self.presence_penalty),
             "frequency_penalty": bool(self.frequency_penalty),
@@ -236,10 +236,50 @@ class ChatMessage(BaseModel):
     refusal: str | None
 
 
+class TokenLogProb(BaseModel):
+    """A token of an answer. ``logprob`` is natural, under the distribution that it was sampled from."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[Any] = Field(default_factory=list)
+
+
+class LogProbs(BaseModel):
+    """The tokens of an answer, as the policy wrote it: the first and last may hold a part of the markup around it."""
+
+    content: list[TokenLogProb]
+    refusal: None = None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, content: str, pieces: Sequence[bytes]) -> LogProbs | None:
+        """The tokens of the last policy turn that spell ``content``, or the answer of which it is the beginning.
+
+        ``pieces`` are the bytes of the turn's tokens. None if the turn does not spell the answer.
+        """
+        turn = next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
+        answer, text = (trajectory.answer or "").encode(), b"".join(pieces)
+        tag = text.rfind(b"<answer>")
+        start = text.find(answer, tag + len(b"<answer>")) if tag >= 0 else text.rfind(answer)
+        # In another sample's spelling the elected answer may be longer or shorter than this sample's own.
+        end = start + len(content.encode() if (trajectory.answer or "").startswith(content) else answer)
+        if start < 0 or not answer:
+            return None
+        ends = list(itertools.accumulate(map(len, pieces)))
+        rows = zip(pieces, ends, turn.log_probs, strict=True)
+        chosen = [(piece, log_prob) for piece, stop, log_prob in rows if stop > start and stop - len(piece) < end]
+        return cls(
+            content=[
+                TokenLogProb(token=piece.decode(errors="replace"), bytes=list(piece), logprob=log_prob)
+                for piece, log_prob in chosen
+            ]
+        )
+
+
 class Choice(BaseModel):
     index: int = 0
     message: ChatMessage
-    logprobs: None = None
+    logprobs: LogProbs | None = None
     finish_reason: Literal["stop", "length"]
 
     @classmethod
@@ -285,18 +325,12 @@ class ChatCompletion(BaseModel):
 
     @classmethod
     def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
-        """The completion of an answer, after ``seconds``: the elected answer and those of ``n`` - 1 other samples.
-
-        Greedy samples are all the same. Each content ends before the first of ``stops``.
-        """
+        """The completion of an answer, after ``seconds``, with ``n`` choices that end before the first of ``stops``."""
         winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
-        others = [(t.answer, t) for t in answer.accepted if t is not winner]
-        chosen = [(verdict.answer, winner), *others][:n]
-        chosen += [chosen[0]] * (n - len(chosen))
         return cls(
             model=model,
             system_fingerprint=f"policy-{version}",
-            choices=[Choice.of(index, content, t, stops) for index, (content, t) in enumerate(chosen)],
+            choices=[Choice.of(index, content, t, stops) for index, (content, t) in enumerate(choices(answer, n))],
             usage=Usage.of(answer.group.trajectories),
             pixelis=PixelisFields(
                 confidence=verdict.confidence,
@@ -308,6 +342,13 @@ class ChatCompletion(BaseModel):
                 seconds=round(seconds, 4),
             ),
         )
+
+
+def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
+    """The elected answer and those of ``n`` - 1 other samples, each with its sample; greedy samples are all the same."""
+    others = [(t.answer, t) for t in answer.accepted if t is not answer.winner]
+    chosen = [(answer.verdict.answer, answer.winner), *others][:n]
+    return chosen + [chosen[0]] * (n - len(chosen))
 
 
 class ChatFormat:
@@ -325,19 +366,31 @@ class ChatFormat:
         self.include_usage = request.stream_options is not None and request.stream_options.include_usage
         max_tokens = request.max_completion_tokens or request.max_tokens
         self.n, stop = request.n or 1, request.stop or []
+        self.log_probs = bool(request.logprobs)
         if self.n > config.serve.samples:
             raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         answers = request.answer_format()
         self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, answers=answers)
-        self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops}", self.query, request.seed)
+        self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed)
         self.chunk: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
         self.chunk |= {"model": self.model, "system_fingerprint": None}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         """A ChatCompletion."""
         seconds = time.monotonic() - self.started
-        return ChatCompletion.of(self.model, answer, seconds, self.n, self.stops).model_dump(mode="json")
+        completion = ChatCompletion.of(self.model, answer, seconds, self.n, self.stops)
+        if self.log_probs:
+            await self._add_log_probs(agent, answer, completion)
+        return completion.model_dump(mode="json")
+
+    async def _add_log_probs(self, agent: Agent, answer: Answer, completion: ChatCompletion) -> None:
+        samples = choices(answer, self.n)
+        turns = [next(turn for turn in reversed(t.turns) if turn.is_policy) if t.answer else None for _, t in samples]
+        pieces = await agent.router.pieces([turn.tokens if turn is not None else [] for turn in turns])
+        for choice, (_, trajectory), turn_pieces in zip(completion.choices, samples, pieces, strict=True):
+            if choice.message.content is not None and turn_pieces:
+                choice.logprobs = LogProbs.of(trajectory, choice.message.content, turn_pieces)
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
         """The cached completion with this request's id and times."""
@@ -360,7 +413,7 @@ class ChatFormat:
             role = {"role": "assistant"} if choice["index"] else {}  # the first choice has begun with the stream
             delta = {k: v for k, v in choice["message"].items() if k != "role" and v is not None}
             chunks += [
-                self._chunk(role | delta, index=choice["index"]),
+                self._chunk(role | delta, index=choice["index"], logprobs=choice["logprobs"]),
                 self._chunk({}, choice["finish_reason"], choice["index"]),
             ]
         chunks[-1] |= {"pixelis": reply["pixelis"]}
@@ -372,8 +425,8 @@ class ChatFormat:
         """A chunk that is an error body, which the official client raises."""
         return sse_event(error.body())
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, logprobs: Any = None) -> Any:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**self.chunk, "choices": [choice]}
 
 
