@@ -68,6 +68,13 @@ def _remove_if_orphan(folder: Path) -> None:
         os.close(lock)
 
 
+def require_served(spec: ModelSpec) -> None:
+    """Raise BadConfig for a vision model whose log-probabilities no test of the engine compares with the learner's."""
+    if spec.reads_images and spec.family not in _PROCESSORS:
+        message = f"the engine vllm does not serve models of type {spec.family}: nothing proves that it samples from the same"
+        raise BadConfig(f"{message} distribution as the learner computes", fix="set engine.name=hf, or use a dense model")
+
+
 def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:
     """Create a folder of links to the model's files; returns `target`. A vision model gets image processor settings from `spec`.
 
@@ -79,9 +86,7 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
             (target / file.name).symlink_to(file.resolve())
     if not spec.reads_images:
         return target
-    if spec.family not in _PROCESSORS:
-        message = f"the engine vllm does not serve models of type {spec.family} yet"
-        raise BadConfig(message, fix="set engine.name=hf, or use a dense model")
+    require_served(spec)
     processor, video = _PROCESSORS[spec.family]
     settings = {
         "processor_class": processor,

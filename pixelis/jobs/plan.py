@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pixelis.actors.reservations import Need, describe, generator_bundles, needs
 from pixelis.config import Config
 from pixelis.config.rewards import CurriculumConfig
-from pixelis.errors import PixelisError
+from pixelis.errors import BadConfig, PixelisError
 from pixelis.policy.estimate import GIB, Finding
 
 PROCESS_BYTES = GIB
@@ -42,7 +42,7 @@ class Node:
 
 def check(config: Config, job: str) -> list[Finding]:
     """All checks of a job. The levels are those of `estimate.Finding`."""
-    findings = _placement(config, job)
+    findings = _placement(config, job) + _engine(config, job)
     if job in ("rft", "ttrl"):
         findings += [*_curriculum(config), *_services(config)]
     return findings
@@ -154,6 +154,24 @@ def _triggered_spans(settings: CurriculumConfig, rollouts: int) -> list[tuple[in
     # The slope is fitted over checks of phase 2, but a product of success and coherence can end it at the first one.
     second = first[0] + settings.check_every, max(check_at(settings.second_steps + 1), first[1] + settings.check_every)
     return [first, second]
+
+
+def _engine(config: Config, job: str) -> list[Finding]:
+    """Whether vLLM serves the model, if the job has generators; a missing model is reported by the checks of the inputs."""
+    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.engines.vllm_files import require_served
+    from pixelis.policy.model_path import resolve
+
+    episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+    if config.engine.name != "vllm" or (job == "sft" and not episodes):
+        return []
+    try:
+        require_served(ModelSpec.load(resolve(config.policy.model)))
+    except BadConfig as error:
+        return [Finding("error", "engine", f"{error.message} ({error.fix})")]
+    except PixelisError:
+        return []
+    return []
 
 
 def _services(config: Config) -> list[Finding]:
