@@ -10,12 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny_policy import folder
 
 from pixelis.telemetry import events
 
 pytestmark = pytest.mark.slow
 
-STEPS = 3
+ROOT, STEPS = Path(__file__).parents[2], 3
 
 
 def generators(job: psutil.Process) -> list[psutil.Process]:
@@ -24,14 +25,11 @@ def generators(job: psutil.Process) -> list[psutil.Process]:
     return [process for process, name in names.items() if name.startswith("ray::") and "enerator" in name]
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(tmp_path: Path, killed: bool) -> None:
-    """Engine and learner agree on log-probabilities; a killed generator is replaced, and no group is lost or used twice."""
-    pytest.importorskip("vllm")
-    run = tmp_path / "run"
-    overrides = [
-        f"run.dir={run}",
+def run(folder: Path, *overrides: str) -> tuple[subprocess.Popen, Path, Path]:
+    """Start a job of few steps with vLLM as the engine; returns its process, its run.dir and its log."""
+    log, run_dir = folder / "log", folder / "run"
+    settings = [
+        f"run.dir={run_dir}",
         "engine.name=vllm",
         "engine.workers=1",
         f"rft.steps={STEPS}",
@@ -39,30 +37,66 @@ def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(tmp_pat
         "rft.group_size=4",
         "rft.loss.entropy=0.001",  # so that the learner also computes rollouts without an advantage
         "cluster.placement_timeout_s=400",
+        *overrides,
     ]
-    log = (tmp_path / "log").open("w+", encoding="utf-8")
-    command = [sys.executable, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *overrides]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            job = psutil.Process(process.pid)
-            while process.poll() is None and not (run.is_dir() and events.read(run, "step/policy")):
-                time.sleep(0.2)
-            victims = generators(job) if killed and process.poll() is None else []
-            engines = [child for victim in victims for child in victim.children(recursive=True)]
-            for victim in victims:
-                victim.kill()
-            _, alive = psutil.wait_procs(engines, timeout=30)
-            code = process.wait(timeout=800)
-        finally:
-            process.terminate()
-    text = (tmp_path / "log").read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *settings]
+    with log.open("w", encoding="utf-8") as out:
+        return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT), run_dir, log
+
+
+def check_steps(run_dir: Path, steps: int) -> None:
+    """Engine and learner agree on log-probabilities, no group is lost, and no question is used twice."""
+    rows = events.read(run_dir, "step/policy")
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["policy/drift_max"] < 1e-4 for row in rows), "log-probabilities of engine and learner differ"
+    assert all(row["learner/sequences"] == 8 for row in rows), "a group was lost"
+    consumed = [json.loads(line) for line in (run_dir / "consumed.jsonl").read_text(encoding="utf-8").splitlines()]
+    ids = [id for row in consumed for id in row["ids"]]
+    assert len(ids) == len(set(ids)) == 2 * steps
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(tmp_path: Path, killed: bool) -> None:
+    """A killed generator is replaced."""
+    pytest.importorskip("vllm")
+    process, run_dir, log = run(tmp_path)
+    try:
+        job = psutil.Process(process.pid)
+        while process.poll() is None and not (run_dir.is_dir() and events.read(run_dir, "step/policy")):
+            time.sleep(0.2)
+        victims = generators(job) if killed and process.poll() is None else []
+        engines = [child for victim in victims for child in victim.children(recursive=True)]
+        for victim in victims:
+            victim.kill()
+        _, alive = psutil.wait_procs(engines, timeout=30)
+        code = process.wait(timeout=800)
+    finally:
+        process.terminate()
+        process.wait()
+    text = log.read_text(encoding="utf-8")
     assert bool(victims) == bool(engines) == killed, text[-3000:]
     assert not alive, "vLLM outlived its generator"
     assert code == 0, text[-3000:]
-    rows = events.read(run, "step/policy")
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    assert all(row["policy/drift_max"] < 1e-4 for row in rows), "log-probabilities of engine and learner differ"
-    assert all(row["learner/sequences"] == 8 for row in rows), "a group was lost"
-    consumed = [json.loads(line) for line in (run / "consumed.jsonl").read_text(encoding="utf-8").splitlines()]
-    ids = [id for row in consumed for id in row["ids"]]
-    assert len(ids) == len(set(ids)) == 2 * STEPS
+    check_steps(run_dir, STEPS)
+
+
+@pytest.mark.timeout(900)
+def test_a_text_model_trains_on_rollouts_of_vllm(tmp_path: Path) -> None:
+    """The first step and, with the weights that it published, the second."""
+    pytest.importorskip("vllm")
+    rows = [{"id": f"q{n}", "question": f"{n} + 3?", "answers": ["7"]} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    process, run_dir, log = run(
+        tmp_path,
+        *(f"policy.model={folder('qwen2')}", f"data.train={tmp_path}/rows.jsonl", "rft.steps=2"),
+        *("toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"),
+        *("policy.lora.targets=[q_proj, v_proj]", "dialogue.max_context=1024", "learner.row_tokens=1024"),
+    )
+    try:
+        code = process.wait(timeout=800)
+    finally:
+        process.terminate()
+        process.wait()
+    assert code == 0, log.read_text(encoding="utf-8")[-3000:]
+    check_steps(run_dir, 2)
