@@ -9,13 +9,14 @@ from typing import get_args
 
 import pytest
 
-from pixelis.config import RewardsConfig, parse
+from pixelis.config import RewardsConfig, load, parse
 from pixelis.config.evaluate import System
 from pixelis.errors import BadInput
 from pixelis.evaluation import foreign_answers, outputs
 from pixelis.evaluation.metrics import evaluation_metrics
 from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics
 from pixelis.jobs import evaluate
+from pixelis.jobs.dry_run import inputs
 from pixelis.records import Group, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
@@ -146,6 +147,22 @@ def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
     assert metrics["evaluate/accuracy"] == pytest.approx(0.7)
     assert (metrics["evaluate/accuracy_id"], metrics["evaluate/accuracy_ood"]) == (0.9, 0.5)
     assert evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {f"evaluate/{key}" for key in summary}
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "opened"),
+    [
+        ("sft", ["sft.evaluate_every=1", "sft.evaluate_episodes=1"], True),
+        ("sft", ["sft.evaluate_every=1"], False),
+        ("rft", ["rft.evaluate_first=true"], True),
+        ("rft", [], False),
+        ("evaluate", [], True),
+    ],
+)
+def test_a_dry_run_opens_the_sets_of_evaluations_that_take_place(job, more, opened):
+    settings = load(None, ["evaluate.sets={id: 'cards:?split=test', ood: 'cards:?split=test&seed=2'}", *more])
+    keys = [key for key, _, _ in inputs(settings, job) if "evaluate" in key]
+    assert keys == (["evaluate.sets.id", "evaluate.sets.ood"] if opened else [])
 
 
 def test_names_of_picture_folders_do_not_lead_out():

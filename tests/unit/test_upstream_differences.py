@@ -236,6 +236,18 @@ def test_untagged_answers(services, preset, text, truth, scorer, upstream, ours)
     assert upstream in (0, 1, None)
 
 
+def test_a_direct_answer_of_r1_v_earns_all_without_its_format(services):
+    """R1-V's direct-answer runs: no thought is asked for, and the format has no weight."""
+    said = Trajectory(
+        question_id="q", group_id="g", turns=[Turn(role="assistant", text="7")], stop_reason=StopReason.NO_ACTION, dialect="plain"
+    )
+    settings = RewardsConfig(preset="r1v", weights={"format": 0})
+    scored = score_group(group(said, answers=["7"], scorer="math"), settings, services=services)
+    assert scored.trajectories[0].reward == 1.0
+    thought = score_group(group(said, answers=["7"], scorer="math"), RewardsConfig(preset="r1v"), services=services)
+    assert (thought.trajectories[0].rewards["format"], thought.trajectories[0].reward) == (0.0, 1.0)
+
+
 def test_untagged_answers_vote_in_ttrl(services):
     texts = ["The answer is 7.", r"so \boxed{7.0}", "Answer: 8"]
     said = [
