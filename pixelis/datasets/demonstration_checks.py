@@ -9,12 +9,12 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
+from pixelis.operations.scale import PLACES
 from pixelis.records import Action, Demonstration
 from pixelis.rewards.scorers import find_scorer
 
 SLACK = 0.01
 """How far outside of 0..1 a rounded coordinate may lie."""
-COORDINATES = ("box", "point", "center")
 
 
 def check_demonstration(
@@ -59,9 +59,10 @@ def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tu
         near = difflib.get_close_matches(name, operations, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations) or 'none in this dialect'}"
         return "op", "unknown_op", f"no operation `{name}` ({hint})"
-    for key in COORDINATES if operations[name].targeted else ():
+    for key, place in PLACES.items() if operations[name].targeted else ():
         values = call.arguments.get(key)
-        numbers = [v for v in values if isinstance(v, int | float)] if isinstance(values, list | tuple) else []
+        places = values if place.many and isinstance(values, list | tuple) else [values]
+        numbers = [v for item in places if isinstance(item, list | tuple) for v in item if isinstance(v, int | float)]
         if any(not -SLACK <= v <= 1 + SLACK for v in numbers):
             message = f"{list(numbers)} lies outside the picture: coordinates are 0..1 of the picture, not pixels"
             return key, "out_of_range", message

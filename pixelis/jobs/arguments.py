@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pixelis.operations import Operation, Scene
 
-COORDINATES = ("box", "point", "center")
 EXAMPLE = {4: "for example {}=0.1,0.2,0.4,0.5", 2: "for example {}=0.5,0.6"}
 
 
@@ -21,10 +20,16 @@ class Usage(Exception):
 
 def described_arguments(operation: type[Operation]) -> list[str]:
     """One line for each argument: name, form, default, meaning."""
+    from pixelis.operations.scale import PLACES
+
     schema = operation.Arguments.model_json_schema()
     required, out = set(schema.get("required", [])), []
     for name, field in schema.get("properties", {}).items():
-        form = {"box": "x0,y0,x1,y1", "point": "x,y", "center": "x,y"}.get(name) or _form(field)
+        if (place := PLACES.get(name)) is not None:
+            form = "x0,y0,x1,y1" if place.count == 4 else "x,y"
+            form += f";{form};..." if place.many else ""
+        else:
+            form = _form(field)
         default = field.get("default")
         status = "required" if name in required else "optional" if default is None else f"default {json.dumps(default)}"
         meaning = f": {field['description']}" if "description" in field else ""
@@ -41,7 +46,9 @@ def _form(schema: Mapping[str, Any]) -> str:
 def unknown_argument(name: str, operation: type[Operation]) -> str:
     """Message for an argument that the operation does not have."""
     fields = operation.Arguments.model_fields
-    aliases = {"bbox_2d": "box", "bbox": "box", "region": "box", "point_2d": "point", "center_2d": "center"}
+    from pixelis.operations.scale import PLACES
+
+    aliases = {"bbox": "box", "region": "box", **{place.wire: field for field, place in PLACES.items()}}
     near = [aliases[name]] if aliases.get(name) in fields else difflib.get_close_matches(name, fields, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     known = "\n".join(described_arguments(operation)) or "    none"
@@ -50,15 +57,24 @@ def unknown_argument(name: str, operation: type[Operation]) -> str:
 
 def read_arguments(operation: type[Operation], texts: Mapping[str, str], scene: Scene, target: str) -> dict[str, Any]:
     """Parse the arguments. Raises Usage for missing ones and for coordinates outside 0..1."""
+    from pixelis.operations.scale import PLACES, image_of
+
     schema = operation.Arguments.model_json_schema()
     missing = [name for name in schema.get("required", []) if name not in texts]
     if missing:
         raise Usage(f"{operation.name} needs {', '.join(missing)}; it takes\n" + "\n".join(described_arguments(operation)))
     values: dict[str, Any] = {}
     for name, text in texts.items():
-        values[name] = _value(text, schema["properties"].get(name, {}))
-        if name in COORDINATES:
-            _check_coordinates(name, text, values[name], scene, target)
+        place = PLACES.get(name)
+        if place is None:
+            values[name] = _value(text, schema["properties"].get(name, {}))
+            continue
+        image = image_of(place, texts, target)
+        parts = [part for part in text.split(";") if part.strip()] if place.many else [text]
+        places = [_value(part, {"type": "array"}) for part in parts]
+        for part, value in zip(parts, places, strict=True):
+            _check_coordinates(name, place.count, part, value, scene, image)
+        values[name] = places if place.many else places[0]
     return values
 
 
@@ -80,9 +96,8 @@ def _scalar(text: str) -> Any:
         return text
 
 
-def _check_coordinates(name: str, text: str, value: Any, scene: Scene, target: str) -> None:
+def _check_coordinates(name: str, count: int, text: str, value: Any, scene: Scene, target: str) -> None:
     """Raise Usage for wrong coordinates; suggests corrected ones for pixels, 0..1000 or left, top, width, height."""
-    count = 4 if name == "box" else 2
     if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
         raise Usage(f"{name}={text}: write {count} numbers 0..1 with commas and no spaces, " + EXAMPLE[count].format(name))
     view = scene.target(target)
@@ -99,9 +114,9 @@ def _check_coordinates(name: str, text: str, value: Any, scene: Scene, target: s
             numbers = ",".join(f"{v / extent:.4g}" for v, extent in zip(value, extents, strict=False))
             suggestion = f"; if these are {'pixels' if fits else '0..1000'}, write {name}={numbers}"
         raise Usage(f"{name}={text}: coordinates are 0..1 of the picture, which is {width}x{height} pixels{suggestion}")
-    if name == "box" and (value[0] >= value[2] or value[1] >= value[3]):
+    if count == 4 and (value[0] >= value[2] or value[1] >= value[3]):
         suggestion = ""
         if 0 < value[2] <= 1 - value[0] and 0 < value[3] <= 1 - value[1]:
             numbers = ",".join(f"{v:.4g}" for v in (value[0], value[1], value[0] + value[2], value[1] + value[3]))
-            suggestion = f"; if these are left, top, width, height, write box={numbers}"
-        raise Usage(f"box={text}: a box is left,top,right,bottom{suggestion}")
+            suggestion = f"; if these are left, top, width, height, write {name}={numbers}"
+        raise Usage(f"{name}={text}: a box is left,top,right,bottom{suggestion}")

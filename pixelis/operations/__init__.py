@@ -14,11 +14,14 @@ from pydantic import PydanticUserError
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
+from pixelis.operations.compare import Compare
 from pixelis.operations.enhance import Enhance
 from pixelis.operations.environment import Environment, EnvironmentAction, EnvironmentResult
 from pixelis.operations.flip import Flip
 from pixelis.operations.get_properties import GetProperties
-from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.mark import Mark
+from pixelis.operations.measure import Measure
+from pixelis.operations.operation import MADE, Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.read_text import ReadText
 from pixelis.operations.rotate import Rotate
 from pixelis.operations.segment_object_at import SegmentObjectAt
@@ -49,7 +52,20 @@ _OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thre
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation
-    for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames, Rotate, Flip, Enhance)
+    for operation in (
+        ZoomIn,
+        SegmentObjectAt,
+        GetProperties,
+        ReadText,
+        TrackObject,
+        SelectFrames,
+        Rotate,
+        Flip,
+        Enhance,
+        Compare,
+        Measure,
+        Mark,
+    )
 }
 """The built-in operations by name."""
 
@@ -145,12 +161,17 @@ def _execute(action: Action, scene: Scene, operations: Mapping[str, type[Operati
     arguments = operation.check(action.arguments)
     target = scene.target(action.target)
     result = operation.run(arguments, target, scene)
-    images = [_image_view(view, target) for view in result.images]
+    images = [_image_view(view, target, scene) for view in result.images]
     data = {"op": action.op, "target": action.target, **result.data}
     return Observation(status="ok", text=result.text, images=images, data=data), [view.pixels for view in result.images]
 
 
-def _image_view(view: View, target: Target) -> ImageView:
+def _image_view(view: View, target: Target, scene: Scene) -> ImageView:
+    if view.source == MADE:
+        size = (view.pixels.shape[1], view.pixels.shape[0])
+        return ImageView(id="", parent=MADE, source_size=size, view_size=size)
+    if view.source is not None:
+        target = scene.target(view.source)
     box = view.box or geometry.WHOLE
     if view.frame is None:
         parent, edges = target.id, target.pixels(box)

@@ -48,7 +48,8 @@ def annotate(
     ``picture``: uint8 [h, w, 3], RGB; shows ``region`` (0..1) of the whole picture or frame at any resolution. ``frame``: its
     number in a clip; objects of other frames are skipped, and tracks show their box in this frame (without a number, their last
     box). ``root``: the media that it shows; objects and tracks of other media are skipped. ``data["boxes"]``: further boxes, or
-    ``{"box": ..., "label": ...}``.
+    ``{"box": ..., "label": ...}``; ``["points"]``: points, or ``{"point": ..., "label": ...}``; ``["segments"]``: lines through
+    points, ``{"points": [...], "label": ...}``.
     """
     canvas = np.array(picture, dtype=np.uint8, order="C")
     pen = _Pen(canvas, region)
@@ -70,6 +71,14 @@ def annotate(
     for colour, track in _coloured(data.get("tracks")):
         if _is_of(track, "root", root) and (box := _draw_track(pen, track, colour, frame)) is not None:
             labels.append((box, str(track.get("id", "")), colour))
+    for colour, item in _coloured(data.get("segments")):
+        if len(points := _points(item.get("points"))) > 1:
+            pen.path(points, colour, dot=False)
+            labels.append((pen.around(points[len(points) // 2]), str(item.get("label", "")), colour))
+    for colour, item in _coloured(data.get("points"), "point"):
+        for point in _points([item.get("point")]):
+            pen.dot(point, colour)
+            labels.append((pen.around(point), str(item.get("label", "")), colour))
     lines = [(line, box) for _, line in _coloured(data.get("lines")) if (box := valid_box(line.get("box")))]
     for _, box in lines:
         pen.box(box, COLOURS[1], thin=True)
@@ -127,11 +136,20 @@ def valid_box(value: Any) -> Box | None:
     return x0, y0, x1, y1
 
 
-def _coloured(items: Any) -> Iterator[tuple[Colour, Mapping[str, Any]]]:
-    """Valid items of one kind with their colours; a plain box becomes an item."""
+def _points(value: Any) -> list[tuple[float, float]]:
+    """Valid points of unchecked data: two finite numbers each."""
+    result = []
+    for item in value[:MAX_DRAWN] if isinstance(value, (list, tuple)) else []:
+        if isinstance(item, (list, tuple)) and len(item) == 2 and (box := valid_box([*item, 1e3, 1e3])) is not None:
+            result.append(box[:2])
+    return result
+
+
+def _coloured(items: Any, key: str = "box") -> Iterator[tuple[Colour, Mapping[str, Any]]]:
+    """Valid items of one kind with their colours; a plain box (or point) becomes an item."""
     for number, item in enumerate(items[:MAX_DRAWN] if isinstance(items, (list, tuple)) else []):
         if isinstance(item, (list, tuple)):
-            item = {"box": item}
+            item = {key: item}
         if isinstance(item, Mapping):
             yield COLOURS[number % len(COLOURS)], item
 
@@ -188,13 +206,28 @@ class _Pen:
             cv2.rectangle(self.canvas, (left - i, top - i), (right - 1 + i, bottom - 1 + i), colour, 1)
         cv2.rectangle(self.canvas, (left - i - 1, top - i - 1), (right + i, bottom + i), (0, 0, 0), 1)
 
-    def path(self, points: Sequence[tuple[float, float]], colour: Colour) -> None:
-        """Draw a line through points with a dot at its start."""
+    def around(self, point: tuple[float, float]) -> Box:
+        """The box of a dot at a point, 0..1 of the whole picture."""
+        x0, y0, x1, y1 = self.region
+        reach = 2 * self.line + 2
+        dx, dy = reach * (x1 - x0) / self.width, reach * (y1 - y0) / self.height
+        return point[0] - dx, point[1] - dy, point[0] + dx, point[1] + dy
+
+    def dot(self, point: tuple[float, float], colour: Colour) -> None:
+        """Draw a dot at a point and keep labels off it."""
+        if (edges := self.pixels(self.around(point))) is not None:
+            self.path([point], colour)
+            self.occupied.append(edges)
+
+    def path(self, points: Sequence[tuple[float, float]], colour: Colour, dot: bool = True) -> None:
+        """Draw a line through points, with a dot at its start."""
         x0, y0, x1, y1 = self.region
         placed = [((x - x0) / (x1 - x0) * self.width, (y - y0) / (y1 - y0) * self.height) for x, y in points]
         line = np.clip(np.round(np.array(placed)), -30_000, 30_000).astype(np.int32).reshape(-1, 1, 2)
         cv2.polylines(self.canvas, [line], False, (0, 0, 0), self.line + 2, cv2.LINE_AA)
         cv2.polylines(self.canvas, [line], False, colour, self.line, cv2.LINE_AA)
+        if not dot:
+            return
         start = (int(line[0, 0, 0]), int(line[0, 0, 1]))
         cv2.circle(self.canvas, start, 2 * self.line + 2, (0, 0, 0), -1, cv2.LINE_AA)
         cv2.circle(self.canvas, start, 2 * self.line + 1, colour, -1, cv2.LINE_AA)

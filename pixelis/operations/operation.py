@@ -19,10 +19,12 @@ from pixelis.operations.video import Clip
 from pixelis.records import Box, ImageView, Point
 
 BoxArgument = Annotated[Box, BeforeValidator(geometry.as_box)]
-"""A region, 0..1 of the target. Name the field ``box``: the dialects convert coordinates by field name."""
+"""A region, 0..1 of its image. Name the field as in ``scale.PLACES``: the dialects convert coordinates by field name."""
 PointArgument = Annotated[Point, BeforeValidator(geometry.as_point)]
-"""A point, 0..1 of the target. Name the field ``point`` or ``center``: the dialects convert coordinates by field name."""
+"""A point, 0..1 of its image. Name the field as in ``scale.PLACES``: the dialects convert coordinates by field name."""
 
+MADE = "made"
+"""Parent of a view that shows no region of a picture, for example a chart: no call can cut a region from it."""
 UNBOUNDED = PixelBudget(1, 10**9)
 DEFAULTS = ToolboxConfig()
 
@@ -167,13 +169,15 @@ class View:
     """A picture that an operation shows: ``pixels`` uint8 [h, w, 3], fit to the budget.
 
     ``box`` is the region of the target that it shows. With ``frame`` and its ``time`` in seconds it shows that frame of the
-    target's clip; ``box`` is then a region of the frame, or None for the whole frame.
+    target's clip; ``box`` is then a region of the frame, or None for the whole frame. ``source``: the id of another picture that
+    it shows a region of, or MADE.
     """
 
     pixels: np.ndarray
     box: Box | None = geometry.WHOLE
     frame: int | None = None
     time: float | None = None
+    source: str | None = None
 
 
 @dataclass(slots=True)

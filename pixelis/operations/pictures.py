@@ -23,7 +23,7 @@ FILM_LONGEST = 960
 SHEET_LONGEST = 400
 FILM_FRAMES = 600
 SHEET_FRAMES = 12
-DRAWABLE = ("objects", "lines", "tracks", "boxes")
+DRAWABLE = ("objects", "lines", "tracks", "boxes", "points", "segments")
 """The keys of an observation's data that can be drawn."""
 
 

@@ -11,8 +11,42 @@ from pixelis.errors import OperationError
 from pixelis.operations.geometry import as_box, as_point
 from pixelis.records import Box, Coordinates, ImageView, Point
 
-WIRE = {"box": "bbox_2d", "point": "point_2d", "center": "center_2d"}
-"""Coordinate arguments and their names in calls, which are Qwen's."""
+
+@dataclass(frozen=True)
+class Place:
+    """A coordinate argument: its name in calls, numbers of one place (4: a box, 2: a point), whether it is a list of places.
+
+    ``image``: the argument that names its image, by default the target of the call.
+    """
+
+    wire: str
+    count: int
+    many: bool = False
+    image: str = "target"
+
+
+PLACES = {
+    "box": Place("bbox_2d", 4),
+    "point": Place("point_2d", 2),
+    "center": Place("center_2d", 2),
+    "end_point": Place("end_point_2d", 2),
+    "vertex": Place("vertex_2d", 2),
+    "other_box": Place("other_bbox_2d", 4, image="other"),
+    "like_box": Place("like_bbox_2d", 4, image="like"),
+    "boxes": Place("bboxes_2d", 4, many=True),
+    "points": Place("points_2d", 2, many=True),
+}
+"""Coordinate arguments by field name; their names in calls follow Qwen's."""
+MAX_PLACES = 64
+"""Most places of a list."""
+
+_COUNTS = {place.wire: place.count for place in PLACES.values()}
+
+
+def image_of(place: Place, arguments: Mapping[str, Any], target: str) -> str:
+    """The id of the image that a coordinate argument of a call is about."""
+    name = arguments.get(place.image) if place.image != "target" else None
+    return name if isinstance(name, str) else target
 
 
 @dataclass(frozen=True)
@@ -54,9 +88,26 @@ class Scale:
             raise OperationError(f"the size of {target[:20]} is not known", code="bad_target")
         return width, height
 
+    def read_argument(self, field: str, value: Any, target: str) -> Box | Point | list[Box | Point]:
+        """Convert the coordinate argument ``field`` (a key of PLACES) from its value in calls.
+
+        Raises as `read`, and OperationError ``limit`` for a list of more than MAX_PLACES.
+        """
+        place = PLACES[field]
+        if not place.many:
+            return self.read(place.wire, value, target)
+        if not isinstance(value, list):
+            raise OperationError(f"{place.wire} is a list of places", code="bad_box" if place.count == 4 else "bad_point")
+        if len(value) > MAX_PLACES:
+            raise OperationError(f"{place.wire} has {len(value)} places, at most {MAX_PLACES}", code="limit")
+        return [self.read(place.wire, item, target) for item in value]
+
     def read(self, name: str, value: Any, target: str) -> Box | Point:
-        """Convert the call argument ``name`` to a Box or Point. Raises ``bad_box``, ``bad_point`` or ``out_of_range``."""
-        if name == WIRE["box"]:
+        """Convert one place of the call argument ``name`` to a Box or Point.
+
+        Raises OperationError ``bad_box``, ``bad_point`` or ``out_of_range``.
+        """
+        if _COUNTS[name] == 4:
             numbers = self._parse(name, value, target, 4, "x0,y0,x1,y1", "bad_box")
             x0, y0, x1, y1 = (min(max(v, 0.0), 1.0) for v in numbers) if self.clamp else numbers
             if self.clamp and numbers[0] < numbers[2] and numbers[1] < numbers[3] and (x0 >= x1 or y0 >= y1):
@@ -66,6 +117,14 @@ class Scale:
             return x0, y0, x1, y1
         x, y = self._parse(name, value, target, 2, "x,y", "bad_point")
         return x, y
+
+    def write_argument(self, field: str, value: Any, target: str) -> list[Any]:
+        """Convert the coordinate argument ``field`` (a key of PLACES) to its value in calls. Raises as `write`."""
+        if not PLACES[field].many:
+            return self.write(value, target)
+        if not isinstance(value, list | tuple):
+            raise OperationError(f"{field} is a list of places", code="bad_box")
+        return [self.write(item, target) for item in value]
 
     def write(self, place: Box | Point | Sequence[float], target: str) -> list[float]:
         """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller than one step."""

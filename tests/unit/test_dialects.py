@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pixelis.config import ToolboxConfig
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import OperationError
 from pixelis.operations import OPERATIONS, Operation, OperationArguments, Result
@@ -83,7 +84,7 @@ def test_boxes_are_parts_of_the_named_image_in_both_scales():
 )
 @pytest.mark.parametrize("scale", [THOUSAND, PIXELS], ids=["thousand", "pixels"])
 def test_broken_calls_are_named_not_raised_and_the_message_is_short(text: str, code: str, scale: Scale):
-    reply = QWEN.parse(text, OPERATIONS, scale)
+    reply = QWEN.parse(text, {name: OPERATIONS[name] for name in ToolboxConfig().operations}, scale)
     assert (reply.error.code, reply.action, reply.answer) == (code, None, None)
     assert 0 < len(reply.error.message) <= 100
 

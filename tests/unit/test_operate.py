@@ -215,6 +215,20 @@ def test_numbers_may_begin_with_a_point(shell):
     assert (code, result["arguments"]) == (0, {"box": [0.1, 0.2, 0.4, 0.5], "padding": 0.0})
 
 
+def test_lists_of_places_and_places_of_other_names(shell):
+    code, result, _ = shell("photo.png", "mark", "boxes=0.1,0.2,0.3,0.4;0.5,0.5,0.6,0.6", "points=0.7,0.7", "labels=a,b,c")
+    assert code == 0
+    assert result["arguments"]["boxes"] == [[0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.6, 0.6]]
+    assert [Path(path).name for path in result["pictures"]] == ["mark.view.png", "mark.annotated.png"]
+    code, result, said = shell("photo.png", "mark", "points=0.5,0.5;300,200")
+    assert (code, result) == (2, None)
+    assert "write points=0.5,0.5" in said
+    code, result, said = shell("photo.png", "compare", "box=0,0,0.5,1", "other_box=0.5,0,0.2,1")
+    assert code == 2
+    assert "other_box=0.5,0,0.2,1: a box is left,top,right,bottom" in said
+    assert shell("photo.png", "compare", "box=0,0,0.5,1", "other_box=0.5,0,1,1")[0] == 0
+
+
 def test_words_in_the_other_order_and_spellings_that_are_clear(shell):
     assert shell("zoom_in", "photo.png", "box=[0,0,0.5,0.5]")[0] == 0
     assert shell("photo.png", "ZOOM-IN", "box=0,0,0.5,0.5")[0] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pixelis.operations.scale import PLACES
 from pixelis.records import Demonstration, SampleKind, Step
 
 THINK = "think"
@@ -66,5 +67,5 @@ def rounded(value: Any, places: int) -> Any:
 
 def location(step: Step) -> str | None:
     """The target and coordinates of a call as text; None without coordinates."""
-    coordinates = {key: step.arguments[key] for key in ("box", "point", "center") if step.arguments.get(key) is not None}
+    coordinates = {key: step.arguments[key] for key in PLACES if step.arguments.get(key) is not None}
     return json.dumps([step.target, rounded(coordinates, 3)], sort_keys=True, default=str) if coordinates else None

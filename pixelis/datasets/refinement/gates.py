@@ -20,6 +20,7 @@ from pixelis.datasets.synthesis.checking import counts_as_right, counts_as_wrong
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure, OperationError, PixelisError
 from pixelis.operations import Operation, geometry
+from pixelis.operations.scale import PLACES
 from pixelis.records import Demonstration, Observation, Step
 
 if TYPE_CHECKING:
@@ -123,8 +124,10 @@ def _problem(step: Step, operations: Mapping[str, type[Operation]], targets: Map
         return f"unknown operation {step.op}"
     try:
         operation.check(step.arguments)
-        if step.arguments.get("box") is not None:
-            geometry.clamp(geometry.as_box(step.arguments["box"]))
+        for name, place in PLACES.items():
+            if place.count == 4 and (value := step.arguments.get(name)) is not None:
+                for box in value if place.many else [value]:
+                    geometry.clamp(geometry.as_box(box))
     except OperationError as error:
         return f"{step.op}: {error.message}"
     target = step.target

@@ -19,7 +19,7 @@ from pixelis.dialogue.dialects.base import (
 from pixelis.dialogue.dialects.strict import named_call
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
-from pixelis.operations.scale import WIRE, Scale
+from pixelis.operations.scale import MAX_PLACES, PLACES, Scale, image_of
 from pixelis.records import Action, Coordinates, ImageView
 
 TOOLS = f"""{ANSWER_RULE}
@@ -34,8 +34,8 @@ UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as
 class Qwen(Dialect):
     """``<think>..</think>`` then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
 
-    The optional ``target`` argument names the image; the default is ``img0``. Canonical ``box``, ``point`` and ``center`` are
-    written ``bbox_2d``, ``point_2d`` and ``center_2d``. The thought is optional.
+    The optional ``target`` argument names the image; the default is ``img0``. Coordinates have the names of ``PLACES`` in calls,
+    such as ``bbox_2d`` for ``box``. The thought is optional.
     """
 
     name = "qwen"
@@ -54,8 +54,8 @@ class Qwen(Dialect):
             place = _place_schema(name, kind)
             if place and "description" in described:
                 place["description"] = f"{described['description']}: {place['description']}"
-            properties[WIRE.get(name, name)] = place or _plain(described)
-        required = [WIRE.get(name, name) for name in schema.get("required", [])]
+            properties[_in_calls(name)] = place or _plain(described)
+        required = [_in_calls(name) for name in schema.get("required", [])]
         if operation.targeted:
             properties["target"] = {
                 "type": "string",
@@ -81,8 +81,9 @@ class Qwen(Dialect):
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for key, value in action.arguments.items():
-            if key in WIRE:
-                arguments[WIRE[key]] = scale.write(value, action.target)
+            if key in PLACES:
+                image = image_of(PLACES[key], action.arguments, action.target)
+                arguments[PLACES[key].wire] = scale.write_argument(key, value, image)
             else:
                 arguments[key] = value
         if action.target and action.target != default_target(scale.sizes):
@@ -99,27 +100,35 @@ class Qwen(Dialect):
             raise OperationError("target is the id of an image", code="bad_target")
         scale.extent(target)
         fields = operations[name].Arguments.model_fields
-        for field_name, wire in WIRE.items():
+        for field_name, place in PLACES.items():
             if field_name in arguments:
-                raise OperationError(f"{field_name} is unknown, write {wire}", code="bad_arguments")
+                raise OperationError(f"{field_name} is unknown, write {place.wire}", code="bad_arguments")
             if field_name not in fields:
                 continue
-            if (place := arguments.pop(wire, None)) is not None:
-                arguments[field_name] = scale.read(wire, place, target)
+            if (value := arguments.pop(place.wire, None)) is not None:
+                arguments[field_name] = scale.read_argument(field_name, value, image_of(place, arguments, target))
             elif fields[field_name].is_required():
-                raise OperationError(f"{wire} is missing", code="bad_arguments")
+                raise OperationError(f"{place.wire} is missing", code="bad_arguments")
         checked = operations[name].check(arguments)
         return Action(op=name, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
 
 
+def _in_calls(name: str) -> str:
+    return PLACES[name].wire if name in PLACES else name
+
+
 def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
     """The schema of a coordinate argument in calls; None for other arguments."""
-    if name not in WIRE:
+    if name not in PLACES:
         return None
-    count, names = (4, "left, top, right, bottom") if name == "box" else (2, "x, y")
-    items = {"type": "number" if kind == "unit" else "integer"}
-    shape = {"type": "array", "items": items, "minItems": count, "maxItems": count}
-    return {**shape, "description": f"{names} in {UNITS[kind]}"}
+    place = PLACES[name]
+    names = "left, top, right, bottom" if place.count == 4 else "x, y"
+    items: dict[str, Any] = {"type": "number" if kind == "unit" else "integer"}
+    shape = {"type": "array", "items": items, "minItems": place.count, "maxItems": place.count}
+    if place.many:
+        shape = {"type": "array", "items": shape, "maxItems": MAX_PLACES}
+    unit = UNITS[kind] if place.image == "target" else UNITS[kind].replace("the image", f"the image `{place.image}`")
+    return {**shape, "description": f"{'each ' if place.many else ''}{names} in {unit}"}
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
