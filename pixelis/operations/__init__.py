@@ -22,6 +22,7 @@ from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.mark import Mark
 from pixelis.operations.measure import Measure
 from pixelis.operations.operation import MADE, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.python import Python
 from pixelis.operations.read_text import ReadText
 from pixelis.operations.rotate import Rotate
 from pixelis.operations.segment_object_at import SegmentObjectAt
@@ -65,6 +66,7 @@ OPERATIONS: dict[str, type[Operation]] = {
         Compare,
         Measure,
         Mark,
+        Python,
     )
 }
 """The built-in operations by name."""
