@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TurnEvent = tuple[int, Turn, list[np.ndarray]]
 """Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
+TextEvent = tuple[int, str]
+"""Index of a sample, and a piece of the text of its next turn."""
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> uint8 views of its images, in the order of `Trajectory.images`."""
 
@@ -130,19 +132,23 @@ class Generator:
         return await self._episodes(request)
 
     @ray.method(num_returns="streaming")
-    async def stream(self, request: RolloutRequest) -> AsyncIterator[list[TurnEvent] | Group | Views]:
-        """`rollout` as a stream: lists of new turns as they are generated, then the group, then the views.
+    async def stream(self, request: RolloutRequest) -> AsyncIterator[list[TurnEvent | TextEvent] | Group | Views]:
+        """`rollout` as a stream: lists of new turns and text as they are generated, then the group, then the views.
 
         Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
         """
-        events: list[TurnEvent] = []
+        events: list[TurnEvent | TextEvent] = []
         changed = asyncio.Event()
 
         def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
             events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
             changed.set()
 
-        episodes = asyncio.ensure_future(self._episodes(request, watch))
+        def read(text: str) -> None:
+            events.append((0, text))
+            changed.set()
+
+        episodes = asyncio.ensure_future(self._episodes(request, watch, read if request.text else None))
         episodes.add_done_callback(lambda _: changed.set())
         try:
             while events or not episodes.done():
@@ -158,7 +164,10 @@ class Generator:
             episodes.cancel()
 
     async def _episodes(
-        self, request: RolloutRequest, watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None
+        self,
+        request: RolloutRequest,
+        watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
+        read: Callable[[str], None] | None = None,
     ) -> tuple[Group, Views]:
         await self._ensure_started()
         await self._exit_if_engine_died()
@@ -191,6 +200,7 @@ class Generator:
                         group_id=request.group_id,
                         policy_version=version,
                         on_turn=partial(watch, i) if watch is not None else None,
+                        on_text=read if i == 0 else None,
                     )
                     for i, session in enumerate(sessions)
                 )

@@ -15,15 +15,15 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.records import Group, Question, Turn
+from pixelis.records import Group, Question
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ class RolloutRequest:
     """`samples` episodes of a question.
 
     operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references to the
-    question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views.
+    question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views; text:
+    whether a stream has the text of the first sample too.
     """
 
     question: Question
@@ -47,16 +48,7 @@ class RolloutRequest:
     max_turns: int | None = None
     pictures: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
     views: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TurnUpdate:
-    """A turn of a sample and the uint8 views that it adds. A higher `attempt` restarts all samples on another generator."""
-
-    attempt: int
-    sample: int
-    turn: Turn
-    views: list[np.ndarray]
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +183,8 @@ class GeneratorRouter:
 
     async def episodes(
         self, request: RolloutRequest, *, stream: bool = False, reservation: Reservation | None = None
-    ) -> AsyncGenerator[TurnUpdate | RolloutResult, None]:
-        """Yield the group of a request; with `stream` its turns first, as they are generated.
+    ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
+        """Yield the group of a request; with `stream` its turns, and the text that it asks for, as they are generated.
 
         Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the generator or cancelling its
         consumer ends the episodes. Raises InfraFailure if no generator answered. Errors of the question are passed on.
@@ -242,7 +234,7 @@ class GeneratorRouter:
 
     async def _attempt(
         self, member: Member, request: RolloutRequest, attempt: int, stream: bool, deadline: float
-    ) -> AsyncGenerator[TurnUpdate | RolloutResult, None]:
+    ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
         """The items of one attempt. If it ends early, the rollout is cancelled, which frees the engine's rows at once."""
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
@@ -260,7 +252,7 @@ class GeneratorRouter:
                         group = item
                     else:
                         for event in item:
-                            yield TurnUpdate(attempt, *event)
+                            yield TextUpdate(attempt, *event) if len(event) == 2 else TurnUpdate(attempt, *event)
             else:
                 call, views = actor.rollout.remote(request)
                 group = await asyncio.wait_for(_value(call), deadline - time.monotonic())

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 TurnCallback = Callable[[Turn, list[np.ndarray]], None]
 """Called with each turn after the prompt and the views that the turn adds."""
+TextCallback = Callable[[str], None]
+"""Called with the text of a policy turn as it is generated, piece by piece, before the turn itself."""
 
 
 class Tools(Protocol):
@@ -92,6 +94,7 @@ async def run_episode(
     policy_version: int,
     trajectory_id: str | None = None,
     on_turn: TurnCallback | None = None,
+    on_text: TextCallback | None = None,
 ) -> Episode:
     """Run one episode: let the policy answer a question. Closes the session.
 
@@ -113,7 +116,7 @@ async def run_episode(
     episode = Episode(trajectory, list(views))
     started = time.perf_counter()
     try:
-        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling, on_turn)
+        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling, on_turn, on_text)
         _check_views(renderer, episode)
     except (TimeoutError, DeadlineExceeded):
         trajectory.stop_reason, trajectory.unscored = StopReason.DEADLINE, "deadline_exceeded"
@@ -143,6 +146,7 @@ async def _play(
     limits: Limits,
     sampling: SamplingParams,
     on_turn: TurnCallback | None,
+    on_text: TextCallback | None,
 ) -> StopReason:
     trajectory, offered = episode.trajectory, renderer.offered(question, operations=tools is not None)
     if isinstance(tools, StatefulTools):
@@ -158,7 +162,9 @@ async def _play(
     tokens, views = [token for turn in prompt for token in turn.tokens], list(episode.views)
     for number in range(limits.max_turns):
         room = min(limits.max_turn_tokens, limits.max_context - used)
-        completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room))
+        arguments = tokens, views, dataclasses.replace(sampling, max_tokens=room)
+        listener = [renderer.listener(on_text)] if on_text is not None else []
+        completion = await session.generate(*arguments, *listener)
         _check_completion(completion, renderer, room)
         turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, offered)
         trajectory.turns.append(turn)

@@ -6,13 +6,15 @@ one, whatever it spells. Image pads are expanded only here.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
+from pixelis.dialogue.session import TokenCallback
 from pixelis.dialogue.spec import ModelSpec, is_control, token_id
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations.environment import Environment, environment_of
@@ -176,6 +178,17 @@ class Renderer:
             is_plain = token not in added and all(character in _BYTES for character in text)
             pieces.append(bytes(_BYTES[character] for character in text) if is_plain else text.encode())
         return pieces
+
+    def listener(self, on_text: Callable[[str], None]) -> TokenCallback:
+        """Pass the tokens of a policy turn on as text, a character as soon as all its bytes are there, without the stop token."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def on_tokens(tokens: Sequence[int]) -> None:
+            text = decoder.decode(b"".join(self.pieces([token for token in tokens if token != self.spec.stop])))
+            if text:
+                on_text(text)
+
+        return on_tokens
 
     def assistant(
         self, content: Action | Sequence[Action] | str, think: str | None = None, images: Sequence[ImageView] = ()

@@ -5,7 +5,7 @@ A session is one episode. It keeps the keys and values of all earlier tokens, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -51,11 +51,21 @@ class Completion:
     finish: Literal["stop", "length"]
 
 
+TokenCallback = Callable[[Sequence[int]], None]
+"""Called in the event loop with the tokens of a turn as they are generated, each of them once."""
+
+
 @runtime_checkable
 class Session(Protocol):
     """One episode in an engine. Calls must not overlap."""
 
-    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        views: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        on_tokens: TokenCallback | None = None,
+    ) -> Completion:
         """Append the new tokens and views (at first the whole prompt), then generate one turn.
 
         tokens: ids with image pads expanded. views: uint8 [h, w, 3], one per run of image pads, in order. Raises BadInput if

@@ -7,7 +7,7 @@ earlier waves. Then all rows decode together until each has generated its stop t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,7 @@ class Row:
     """One request of a wave.
 
     key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's random numbers.
+    on_token: called with the number and the id of each new token.
     `Decoder.prepare` sets the other fields: ids (starting with the last sampled token), their positions, the next free position,
     the hash of the first prompt and the digests of the views.
     """
@@ -85,6 +86,7 @@ class Row:
     past: Past | None = None
     key: object = None
     stream: tuple[int, ...] = ()
+    on_token: Callable[[int, int], None] | None = None
     ids: Int64[np.ndarray, " tokens"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     positions: Int64[np.ndarray, "3 tokens"] = field(default_factory=lambda: np.empty((3, 0), dtype=np.int64))
     free: int = 0
@@ -238,12 +240,17 @@ class Decoder:
         alive = torch.arange(count, device=self.device)
         location: list[tuple[KeyValues, int]] = [(store, i) for i in range(count)]
         going = torch.ones(count, dtype=torch.bool, device=self.device)
+        has_listeners = any(row.on_token is not None for row in rows)
         for step in range(steps):
             chosen, log_prob = sampler(self.model.lm_head(hidden).float() + self.banned, alive, step)
             open_rows = alive[going]
             generated[open_rows, step] = chosen[going]
             log_probs[open_rows, step] = log_prob[going]
             length[open_rows] = step + 1
+            if has_listeners:
+                for i, token in zip(open_rows.tolist(), chosen[going].tolist(), strict=True):
+                    if (listener := rows[i].on_token) is not None:
+                        listener(step, token)
             going &= (chosen != self.spec.stop) & (limit[alive] > step + 1)
             unfinished = int(going.sum())
             if unfinished == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pixelis.dialogue.session import Completion, SamplingParams
+from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.sessions import Sessions, check_request
 from pixelis.errors import BadInput, InfraFailure, PixelisError
@@ -53,7 +53,13 @@ class HfSession:
         self.closed = False
         self.waiting: _Request | None = None
 
-    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        views: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        on_tokens: TokenCallback | None = None,
+    ) -> Completion:
         """Append the new tokens, then generate one turn; see `Session.generate`."""
         if self.closed:
             raise InfraFailure("the session is closed", code="session_closed")
@@ -63,6 +69,7 @@ class HfSession:
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
         row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))
+        row.on_token = _once(on_tokens) if on_tokens is not None else None
         try:
             return await self.engine._submit(self, row)
         except asyncio.CancelledError:
@@ -259,6 +266,19 @@ class HfEngine(Sessions[HfSession]):
             half = len(members) // 2
             self._decode(rows, members[:half], outcomes)
             self._decode(rows, members[half:], outcomes)
+
+
+def _once(on_tokens: TokenCallback) -> Callable[[int, int], None]:
+    """A callback for the worker thread. A wave that is repeated in halves generates its tokens again."""
+    loop, seen = asyncio.get_running_loop(), 0
+
+    def on_token(step: int, token: int) -> None:
+        nonlocal seen
+        if step == seen:
+            seen += 1
+            loop.call_soon_threadsafe(on_tokens, [token])
+
+    return on_token
 
 
 def _fail(request: _Request, error: PixelisError) -> None:

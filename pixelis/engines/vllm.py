@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 
 from pixelis.dialogue.positions import mrope_positions
-from pixelis.dialogue.session import Completion, SamplingParams
+from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
 from pixelis.engines.vllm_files import OWNER, Scratch, link_model
@@ -67,7 +67,9 @@ class VllmSession:
         self.closed = False
         self.task: asyncio.Task[Completion] | None = None
 
-    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+    async def generate(
+        self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams, on_tokens: TokenCallback | None = None
+    ) -> Completion:
         """Append the new tokens, then generate one turn; see `Session.generate`.
 
         Returns no tokens and `length` at once if the episode fills the engine's context.
@@ -79,9 +81,8 @@ class VllmSession:
         spec = self.engine.spec
         check_request(tokens, views, spec.vocab)
         if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
-            raise BadInput(
-                f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {sampling.temperature:g}"
-            )
+            supported = f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}"
+            raise BadInput(f"{supported}, not {sampling.temperature:g}")
         self.engine.check_views(len(self.pictures), views)
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
         _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
@@ -93,7 +94,7 @@ class VllmSession:
         self.digests += [view_digest(view).hex() for view in views]
         if not self.turns:
             self.origin = _number(self.ids, self.digests)
-        self.task = asyncio.get_running_loop().create_task(self.engine.complete(self, sampling))
+        self.task = asyncio.get_running_loop().create_task(self.engine.complete(self, sampling, on_tokens))
         try:
             completion = await self.task
         except asyncio.CancelledError:
@@ -264,7 +265,7 @@ class VllmEngine(Sessions[VllmSession]):
             try:
                 await self._llm.add_lora(new)
             except Exception:
-                await asyncio.to_thread(_remove, folder)
+                await asyncio.to_thread(shutil.rmtree, folder, True)
                 raise
         self._lora = new
         if old is not None and not self._lora_turns[old.lora_int_id]:
@@ -272,7 +273,7 @@ class VllmEngine(Sessions[VllmSession]):
 
     async def _drop(self, lora: Any) -> None:
         await self._llm.remove_lora(lora.lora_int_id)
-        await asyncio.to_thread(_remove, Path(lora.lora_path))
+        await asyncio.to_thread(shutil.rmtree, Path(lora.lora_path), True)
 
     async def _merge(self, adapter: Adapter | None) -> None:
         """Load merged weights into vLLM with its transfer phases, then clear everything computed with the old ones.
@@ -362,7 +363,7 @@ class VllmEngine(Sessions[VllmSession]):
                     f"a view of {view.shape[0]} x {view.shape[1]} exceeds the largest budget, {self.max_pixels} pixels"
                 )
 
-    async def complete(self, session: VllmSession, sampling: SamplingParams) -> Completion:
+    async def complete(self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None) -> Completion:
         """Generate one turn of the session's episode."""
         self._check_alive()
         room = self.max_context - len(session.ids)
@@ -373,7 +374,7 @@ class VllmEngine(Sessions[VllmSession]):
         self._pending += 1
         try:
             async with asyncio.timeout(self.timeout_s):
-                output = await self._request(session, sampling, min(room, sampling.max_tokens))
+                output = await self._request(session, sampling, min(room, sampling.max_tokens), on_tokens)
             completion = self._read(session, output)
         except asyncio.CancelledError:
             raise
@@ -397,7 +398,7 @@ class VllmEngine(Sessions[VllmSession]):
         self.tokens_read += len(session.ids) - reused
         return completion
 
-    async def _request(self, session: VllmSession, sampling: SamplingParams, room: int) -> Any:
+    async def _request(self, session: VllmSession, sampling: SamplingParams, room: int, on_tokens: TokenCallback | None) -> Any:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -418,15 +419,18 @@ class VllmEngine(Sessions[VllmSession]):
             ignore_eos=True,
             logprobs=0,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.CUMULATIVE,
         )
         self._requests += 1
-        output, lora = None, self._lora
+        output, lora, seen = None, self._lora, 0
         name = lora.lora_int_id if lora is not None else 0
         self._lora_turns[name] += 1
         try:
             async for answer in self._llm.generate(TokensPrompt(**prompt), settings, str(self._requests), lora_request=lora):
                 output = answer
+                if on_tokens is not None:
+                    on_tokens(list(answer.outputs[0].token_ids)[seen:])
+                    seen = len(answer.outputs[0].token_ids)
         finally:
             self._lora_turns[name] -= 1
             if lora is not None and lora is not self._lora and not self._lora_turns[name]:
@@ -478,10 +482,6 @@ def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> l
 
 def _number(*values: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

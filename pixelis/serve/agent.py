@@ -19,7 +19,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts, TurnUpdate
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts
+from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
@@ -31,7 +32,7 @@ from pixelis.records import Experience, Feedback, Media, Question, StopReason, T
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply
-from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, TurnEvent
+from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
@@ -136,8 +137,8 @@ class Agent:
                     return item
         raise AssertionError("_run ended without an answer")
 
-    async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TurnEvent | Answer]:
-        """The turns of all samples as they happen, then the answer.
+    async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
+        """The turns of all samples and the text of the first as they happen, then the answer.
 
         Errors of the request are raised before the first event. Closing the iterator cancels the rollouts.
         """
@@ -145,7 +146,9 @@ class Agent:
             async for item in items:
                 yield item
 
-    async def _run(self, query: AgentQuery, pictures: Pictures | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
+    async def _run(
+        self, query: AgentQuery, pictures: Pictures | None, stream: bool
+    ) -> AsyncGenerator[TextEvent | TurnEvent | Answer, None]:
         started = time.monotonic()
         pictures = pictures or await self.decode(query)
         question = Question(
@@ -161,7 +164,7 @@ class Agent:
             samples: Samples | None = None
             async with contextlib.aclosing(self._sample(question, query, pictures, stream)) as items:
                 async for item in items:
-                    if isinstance(item, TurnEvent):
+                    if isinstance(item, TurnEvent | TextEvent):
                         yield item
                     else:
                         samples = item
@@ -187,7 +190,7 @@ class Agent:
 
     async def _sample(
         self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
-    ) -> AsyncGenerator[TurnEvent | Samples, None]:
+    ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
         """Sample once; if no answer has the format that the query requires, once more. With ``stream``, the turns first."""
         attempts = 0
         # Greedy samples would fail the same way again.
@@ -195,11 +198,21 @@ class Agent:
             result: RolloutResult | None = None
             sampling, first_attempt = replace(query.sampling, seed=query.sampling.seed + trial * query.samples), attempts
             request = RolloutRequest(
-                question, new_id("group"), query.samples, sampling, query.operations, query.max_turns, pictures.full
+                question,
+                new_id("group"),
+                query.samples,
+                sampling,
+                query.operations,
+                query.max_turns,
+                pictures.full,
+                text=stream,
             )
             async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
                 async for item in items:
-                    if isinstance(item, TurnUpdate):
+                    if isinstance(item, TextUpdate):
+                        attempt = first_attempt + item.attempt
+                        yield TextEvent(sample=item.sample, samples=query.samples, text=item.text, attempt=attempt)
+                    elif isinstance(item, TurnUpdate):
                         attempts = first_attempt + item.attempt + 1
                         yield await _turn_event(item, query.samples, first_attempt)
                     else:

@@ -81,6 +81,15 @@ class TurnEvent(Record):
     attempt: int = 0
 
 
+class TextEvent(Record):
+    """A piece of the text of the next turn of the ``sample``-th of ``samples`` episodes, as it is generated."""
+
+    sample: int
+    samples: int
+    text: str
+    attempt: int = 0
+
+
 @dataclass(slots=True)
 class Answer:
     """The group of samples, their verdict, and the ``winner``: the first trajectory with the verdict's answer.

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from ray.exceptions import RayError
 
 from pixelis.errors import DataFailure, InfraFailure
-from pixelis.serve.agent_types import Answer, Pictures
+from pixelis.serve.agent_types import Answer, Pictures, TextEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import ReplyFormat
@@ -99,7 +99,9 @@ async def _stream(
                 if isinstance(item, Answer):
                     answer = item
                     break
-                yield reply_format.stream_turn(item)
+                event = reply_format.stream_text(item) if isinstance(item, TextEvent) else reply_format.stream_turn(item)
+                if event:
+                    yield event
         if answer is None:
             raise InfraFailure("the stream of turns ended without an answer")
         async with asyncio.timeout_at(deadline):

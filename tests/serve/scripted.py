@@ -82,6 +82,10 @@ class ScriptedGenerator:
         try:
             group, views = await rollout
             for place in range(1, max(len(t.turns) for t in group.trajectories)):
+                first = group.trajectories[0].turns[place : place + 1]
+                if request.text and first and first[0].role == "assistant":
+                    for letter in first[0].text:
+                        yield [(0, letter)]
                 yield [
                     (
                         sample,

@@ -53,12 +53,17 @@ def question() -> Question:
 def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
     async def listen() -> tuple[list[Any], Group, dict[str, Any]]:
         items = []
-        async for ref in generator.stream.remote(RolloutRequest(question(), "g", 3, SamplingParams(1.0, seed=5), max_turns=3)):
+        async for ref in generator.stream.remote(
+            RolloutRequest(question(), "g", 3, SamplingParams(1.0, seed=5), max_turns=3, text=True)
+        ):
             items.append(await ref)
         *events, group, views = items
         return [event for together in events for event in together], group, views
 
     events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
+    written = "".join(text for _, text in (event for event in events if len(event) == 2))
+    events = [event for event in events if len(event) == 3]
+    assert written == "".join(turn.text for turn in group.trajectories[0].turns if turn.is_policy)
     assert set(views) == {t.id for t in group.trajectories}
     for sample, trajectory in enumerate(group.trajectories):
         streamed = [(turn, added) for s, turn, added in events if s == sample]

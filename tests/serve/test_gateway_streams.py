@@ -44,7 +44,7 @@ def streamed(deployed: Deployed, question: str, **changes: Any) -> list[tuple[st
 
 
 def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
-    items = streamed(deployed, "say 7,8,7,7")
+    items = [item for item in streamed(deployed, "say 7,8,7,7") if item[0] != "text"]
     assert [name for name, _ in items] == ["turn"] * 12 + ["answer"]
     assert {(data["sample"], data["samples"]) for name, data in items if name == "turn"} == {(i, 4) for i in range(4)}
     observations = [data for _, data in items if data.get("turn", {}).get("observation")]
@@ -54,6 +54,32 @@ def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
     answer = items[-1][1]
     assert (answer["object"], answer["answer"], answer["confidence"]) == ("agent.answer", "7", 0.75)
     assert answer["experience_id"].startswith("exp_")
+
+
+def test_the_text_of_the_first_sample_arrives_before_its_turns(deployed: Deployed) -> None:
+    items, text = streamed(deployed, "say 8,7,7,7"), ""
+    for name, data in items:
+        if name == "text":
+            assert (data["sample"], data["samples"], data["attempt"]) == (0, 4, 0)
+            text += data["text"]
+        elif name == "turn" and data["sample"] == 0 and data["turn"]["role"] == "assistant":
+            assert text == data["turn"]["text"]
+            text = ""
+    assert items[-1][1]["answer"] == "7"
+
+
+def test_thoughts_are_streamed_letter_by_letter(client: openai.OpenAI) -> None:
+    stream: Any = client.chat.completions.create(model="pixelis-nano", messages=messages("say 7", picture_url()), stream=True)
+    pieces = [c.choices[0].delta.model_extra.get("reasoning") for c in stream if c.choices and c.choices[0].delta.model_extra]
+    assert [piece for piece in pieces if piece] == list("zoom")
+    with client.responses.stream(model="pixelis-nano", input="say 7") as events:
+        assert [e.delta for e in events if e.type == "response.reasoning_text.delta"] == []  # without a picture it only answers
+    parts: Any = [{"type": "input_text", "text": "say 7"}, {"type": "input_image", "image_url": picture_url()}]
+    with client.responses.stream(model="pixelis-nano", input=[{"role": "user", "content": parts}]) as events:
+        kinds = [(e.type, getattr(e, "delta", None)) for e in events if "reasoning" in e.type]
+        final = events.get_final_response()
+    assert kinds == [*(("response.reasoning_text.delta", letter) for letter in "zoom"), ("response.reasoning_text.done", None)]
+    assert [item.type for item in final.output] == ["reasoning", "mcp_call", "message"]
 
 
 def test_turns_are_sent_without_delay(deployed: Deployed) -> None:

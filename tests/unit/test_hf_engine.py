@@ -393,6 +393,41 @@ def test_a_wave_that_breaks_is_retried_in_halves_and_only_the_culprit_fails(monk
     with_engine(body)
 
 
+def test_tokens_are_told_as_they_are_generated_and_once_each(monkeypatch: pytest.MonkeyPatch):
+    """Also when a wave breaks after it has generated some, and is repeated in halves."""
+
+    async def body(engine: HfEngine) -> None:
+        maker = Maker()
+        prompts = [Prompt(maker) for _ in range(4)]
+        run, broken = engine._decoder.run, []
+
+        def fragile(rows):
+            results = run(rows)
+            if len(rows) > 2 and not broken:
+                broken.append(len(rows))
+                raise RuntimeError("out of memory")
+            return results
+
+        monkeypatch.setattr(engine._decoder, "run", fragile)
+        sessions = [await engine.open() for _ in prompts]
+        heard: list[list[list[int]]] = [[] for _ in prompts]
+        calls = [
+            session.generate(prompt.first, [prompt.view], SamplingParams(1.0, 1.0, 6), pieces.append)
+            for session, prompt, pieces in zip(sessions[:3], prompts, heard, strict=False)
+        ]
+        done = await asyncio.gather(
+            *calls, sessions[3].generate(prompts[3].first, [prompts[3].view], SamplingParams(1.0, 1.0, 6))
+        )
+        assert broken == [4]
+        assert [[token for piece in pieces for token in piece] for pieces in heard[:3]] == [c.tokens for c in done[:3]]
+        assert all(len(piece) == 1 for pieces in heard for piece in pieces)
+        assert heard[3] == []
+        for session in sessions:
+            session.close()
+
+    with_engine(body)
+
+
 def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load():
     async def body(engine: HfEngine) -> None:
         prompt = Prompt(Maker())

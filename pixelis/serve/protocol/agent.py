@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from pixelis.config import Config
 from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.files import FILE_ID
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
@@ -118,7 +118,11 @@ class AgentReply(BaseModel):
 
 
 class AgentFormat:
-    """The ReplyFormat of ``/v1/agent``. A stream is an ``event: turn`` per turn, then ``event: answer`` or ``event: error``."""
+    """The ReplyFormat of ``/v1/agent``.
+
+    A stream is an ``event: text`` for each piece of text of the first sample, an ``event: turn`` per turn, then ``event: answer``
+    or ``event: error``.
+    """
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
         self.caller, self.started, self.model = Caller(), started, model_name(config)
@@ -154,6 +158,10 @@ class AgentFormat:
     def stream_start(self) -> str:
         """A comment, which clients ignore."""
         return ": accepted\n\n"
+
+    def stream_text(self, event: TextEvent) -> str:
+        """A piece of text."""
+        return sse_event(event.model_dump(mode="json"), "text")
 
     def stream_turn(self, event: TurnEvent) -> str:
         """A turn."""

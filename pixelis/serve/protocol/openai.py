@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from pixelis.config import Config
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
@@ -28,6 +28,7 @@ from pixelis.serve.protocol.question import (
     reply_cache_key,
     sse_event,
 )
+from pixelis.serve.protocol.thoughts import ThoughtStream
 
 MAX_STOPS = 4
 
@@ -354,8 +355,9 @@ def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
 class ChatFormat:
     """The ReplyFormat of chat completions.
 
-    A stream is the role, a chunk with an empty delta for every turn of every sample (``pixelis.event``, which other clients
-    ignore), and the answer in one piece, because it exists only after the vote.
+    A stream is the role, the thoughts of the first sample as they are generated (``reasoning``, as vLLM names it), a chunk for
+    every turn of every sample (``pixelis.event``, which other clients ignore), and the answer in one piece, because it exists
+    only after the vote.
     """
 
     def __init__(self, config: Config, request: ChatRequest, started: float):
@@ -373,6 +375,7 @@ class ChatFormat:
         answers = request.answer_format()
         self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, answers=answers)
         self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed)
+        self.thoughts = ThoughtStream(config.dialogue.dialect)
         self.chunk: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
         self.chunk |= {"model": self.model, "system_fingerprint": None}
 
@@ -401,9 +404,15 @@ class ChatFormat:
         """The role."""
         return sse_event(self._chunk({"role": "assistant", "content": ""}))
 
+    def stream_text(self, event: TextEvent) -> str:
+        """A chunk with what the text adds to a thought."""
+        thought = self.thoughts.add(event)
+        return sse_event(self._chunk({"reasoning": thought})) if thought else ""
+
     def stream_turn(self, event: TurnEvent) -> str:
-        """A chunk with an empty delta and the turn."""
-        return sse_event(self._chunk({}) | {"pixelis": {"event": event.model_dump(mode="json")}})
+        """A chunk with the turn, and what has not been sent of its thought."""
+        rest = self.thoughts.end(event) if event.sample == 0 and event.turn.is_policy else ""
+        return sse_event(self._chunk({"reasoning": rest} if rest else {}) | {"pixelis": {"event": event.model_dump(mode="json")}})
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
         """The answers, the finish reasons, and usage if requested."""

@@ -16,7 +16,7 @@ from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
+from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.cache import key_of
 from pixelis.serve.keys import Caller
@@ -89,8 +89,11 @@ class ReplyFormat(Protocol):
     def stream_start(self) -> str:
         """The first event."""
 
+    def stream_text(self, event: TextEvent) -> str:
+        """The event of a piece of text of the first sample; "" for none."""
+
     def stream_turn(self, event: TurnEvent) -> str:
-        """The event of a turn."""
+        """The event of a turn; "" for none."""
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
         """The last events: the answer."""

@@ -21,6 +21,8 @@ class ResponseEvents:
         self.output: list[dict[str, Any]] = []
         self.calls: list[int] = []
         """Places of the calls that have no result yet."""
+        self.thought: dict[str, Any] | None = None
+        """Place of the thought that has not ended."""
         self.number = 0
         self.attempt = 0
 
@@ -29,12 +31,27 @@ class ResponseEvents:
         self.number += 1
         return sse_event({"type": kind, "sequence_number": self.number - 1, **fields}, kind)
 
-    def turn(self, turn: Turn, attempt: int = 0) -> list[str]:
-        """A turn after the prompt. A higher ``attempt`` starts over: what a lower one has not finished stays incomplete."""
-        events = self.finish() if attempt > self.attempt else []
-        self.attempt = max(self.attempt, attempt)
+    def thinking(self, text: str, attempt: int = 0) -> list[str]:
+        """A piece of the thought of the next turn."""
+        events = self._start_over(attempt)
+        if self.thought is None:
+            item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
+            opened, place = self._open(item, {"type": "reasoning_text", "text": ""})
+            events, self.thought = events + opened, {**place, "text": ""}
+        place = {name: value for name, value in self.thought.items() if name != "text"}
+        self.thought["text"] += text
+        return [*events, self.event("response.reasoning_text.delta", **place, delta=text)]
+
+    def turn(self, turn: Turn, attempt: int = 0, rest: str | None = None) -> list[str]:
+        """A turn after the prompt. ``rest``: what of its thought has not been given to ``thinking``, None for all of it.
+
+        A higher ``attempt`` starts over: what a lower one has not finished stays incomplete.
+        """
+        events = self._start_over(attempt)
         if turn.is_policy:
-            events += self._thought(self.dialect.thought(turn.text))
+            if thought := self.dialect.thought(turn.text) if rest is None else rest:
+                events += self.thinking(thought, attempt)
+            events += self._end_thought("completed")
             for action in turn.actions:
                 events += self._call(action)
         elif turn.role == "tool" and self.calls and turn.observation is not None:
@@ -64,17 +81,20 @@ class ResponseEvents:
     def finish(self) -> list[str]:
         """Mark what is not finished as incomplete."""
         places, self.calls = self.calls, []
-        return [event for place in places for event in self._done(place, status="incomplete")]
+        thought = self._end_thought("incomplete")
+        return thought + [event for place in places for event in self._done(place, status="incomplete")]
 
-    def _thought(self, text: str) -> list[str]:
-        if not text:
+    def _start_over(self, attempt: int) -> list[str]:
+        events = self.finish() if attempt > self.attempt else []
+        self.attempt = max(self.attempt, attempt)
+        return events
+
+    def _end_thought(self, status: str) -> list[str]:
+        if self.thought is None:
             return []
-        item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
-        part = {"type": "reasoning_text", "text": text}
-        events, place = self._open(item, {**part, "text": ""})
-        events.append(self.event("response.reasoning_text.delta", **place, delta=text))
-        events.append(self.event("response.reasoning_text.done", **place, text=text))
-        return events + self._close(place, part)
+        place, self.thought = self.thought, None
+        part = {"type": "reasoning_text", "text": place.pop("text")}
+        return [self.event("response.reasoning_text.done", **place, text=part["text"]), *self._close(place, part, status)]
 
     def _call(self, action: Action) -> list[str]:
         arguments = json.dumps({"target": action.target, **action.arguments} if action.target else action.arguments)
@@ -107,9 +127,9 @@ class ResponseEvents:
         added = self.event("response.output_item.added", output_index=place["output_index"], item=item)
         return [added, self.event("response.content_part.added", **place, part=part)], place
 
-    def _close(self, place: dict[str, Any], part: dict[str, Any]) -> list[str]:
+    def _close(self, place: dict[str, Any], part: dict[str, Any], status: str = "completed") -> list[str]:
         done = self.event("response.content_part.done", **place, part=part)
-        return [done, *self._done(place["output_index"], status="completed", content=[part])]
+        return [done, *self._done(place["output_index"], status=status, content=[part])]
 
     def _done(self, index: int, **changes: Any) -> list[str]:
         self.output[index] = {**self.output[index], **changes}

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from pixelis.config import Config
 from pixelis.records import new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
@@ -29,6 +29,7 @@ from pixelis.serve.protocol.question import (
     reply_cache_key,
 )
 from pixelis.serve.protocol.response_events import ResponseEvents
+from pixelis.serve.protocol.thoughts import ThoughtStream
 
 PREFIX = "resp_"
 RESPONSE_ID = r"^resp_[0-9a-f]{16}$"
@@ -267,6 +268,7 @@ class ResponsesFormat:
             text={"format": {"type": "text"}, **(request.text or {})},
         )
         self.events = ResponseEvents(config.dialogue.dialect)
+        self.thoughts = ThoughtStream(config.dialogue.dialect)
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         """A ResponseObject."""
@@ -306,13 +308,24 @@ class ResponsesFormat:
         response = self.base.model_dump(mode="json")
         return "".join(self.events.event(f"response.{name}", response=response) for name in ("created", "in_progress"))
 
+    def stream_text(self, event: TextEvent) -> str:
+        """What a piece of text of the first sample adds to its thought."""
+        thought = self.thoughts.add(event)
+        return "".join(self.events.thinking(thought, event.attempt)) if thought else ""
+
     def stream_turn(self, event: TurnEvent) -> str:
         """The thought, the operations and their results of a turn of the first sample."""
-        return "".join(self.events.turn(event.turn, event.attempt)) if event.sample == 0 else ""
+        if event.sample:
+            return ""
+        rest = self.thoughts.end(event) if event.turn.is_policy else ""
+        return "".join(self.events.turn(event.turn, event.attempt, rest))
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
         """The message, and ``response.completed`` or ``response.incomplete`` with the response."""
-        events = self.events.finish() or [e for item in reply["output"][:-1] for e in self.events.item(item)]
+        if self.events.output:
+            events = self.events.finish()
+        else:  # a cached response, or the policy answered at once
+            events = [event for item in reply["output"][:-1] for event in self.events.item(item)]
         (part,) = reply["output"][-1]["content"]
         events += self.events.message(part.get("text"), part.get("refusal"))
         response = {**reply, "output": self.events.output}
