@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
-from pixelis.dialogue.session import SamplingParams
+from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.metrics import correctness
 from pixelis.evolution.traffic_questions import TrafficQuestion
@@ -87,7 +87,7 @@ class Canary:
 
     async def _rollout(self, question: Question, version: int, pictures: Pictures) -> Group | None:
         d = self.config.dialogue
-        greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, self.config.run.seed)
+        greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, self.config.run.seed, BATCH_PRIORITY)
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
         has_operations = self.config.toolbox.has_tools
         name = f"canary-{version}-{question.id}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from pixelis.actors.toolbox_pool import EnvironmentTools, ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import SamplingParams, Session
+from pixelis.dialogue.session import Session
 from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.operations.environment import environment_of, select_environments
@@ -196,7 +197,7 @@ class Generator:
                         views,
                         environments[i] if environments else tools,
                         limits,
-                        SamplingParams(sampling.temperature, sampling.top_p, turn_tokens, sampling.seed + i),
+                        replace(sampling, max_tokens=turn_tokens, seed=sampling.seed + i),
                         group_id=request.group_id,
                         policy_version=version,
                         on_turn=partial(watch, i) if watch is not None else None,

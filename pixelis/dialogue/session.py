@@ -13,6 +13,9 @@ import numpy as np
 
 from pixelis.errors import BadInput
 
+BATCH_PRIORITY = 10
+"""Priority of requests that nobody waits for, behind those of callers."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -20,13 +23,15 @@ class SamplingParams:
 
     temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability. max_tokens: limit of one
     `generate` call, the stop token included. seed: determines the session's random numbers together with the first prompt and
-    the version; sessions that share a prefix_key differ even with equal seeds. Raises BadInput for values out of range.
+    the version; sessions that share a prefix_key differ even with equal seeds. priority: a lower one is scheduled first where
+    requests wait, as in vLLM. Raises BadInput for values out of range.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 32
     seed: int = 0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

@@ -197,12 +197,13 @@ class HfEngine(Sessions[HfSession]):
         if self._wave is not None or not self._pending or self._shutdown:
             return
         loop = asyncio.get_running_loop()
-        waited = loop.time() - self._pending[0].since
+        waited = loop.time() - min(request.since for request in self._pending)
         if len(self._pending) >= min(self.max_num_seqs, len(self._sessions)) or waited >= MAX_WAIT_S:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            batch, self._pending = self._pending[: self.max_num_seqs], self._pending[self.max_num_seqs :]
+            waiting = sorted(self._pending, key=lambda request: request.row.sampling.priority)
+            batch, self._pending = waiting[: self.max_num_seqs], waiting[self.max_num_seqs :]
             self._wave = loop.create_task(self._run(batch))
         elif self._timer is None:
             self._timer = loop.call_later(MAX_WAIT_S - waited + 1e-3, self._on_timer)

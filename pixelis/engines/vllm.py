@@ -80,9 +80,8 @@ class VllmSession:
             raise BadInput("a session generates one turn at a time: await the last `generate` first")
         spec = self.engine.spec
         check_request(tokens, views, spec.vocab)
-        if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
-            supported = f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}"
-            raise BadInput(f"{supported}, not {sampling.temperature:g}")
+        if (value := sampling.temperature) and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
+            raise BadInput(f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {value:g}")
         self.engine.check_views(len(self.pictures), views)
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
         _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
@@ -200,6 +199,7 @@ class VllmEngine(Sessions[VllmSession]):
                 "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
+                "scheduling_policy": "priority",
                 "enable_sleep_mode": engine.colocate and on_gpu,
                 "logprobs_mode": "processed_logprobs",
                 "generation_config": "vllm",
@@ -426,7 +426,8 @@ class VllmEngine(Sessions[VllmSession]):
         name = lora.lora_int_id if lora is not None else 0
         self._lora_turns[name] += 1
         try:
-            async for answer in self._llm.generate(TokensPrompt(**prompt), settings, str(self._requests), lora_request=lora):
+            request = TokensPrompt(**prompt), settings, str(self._requests)
+            async for answer in self._llm.generate(*request, lora_request=lora, priority=sampling.priority):
                 output = answer
                 if on_tokens is not None:
                     on_tokens(list(answer.outputs[0].token_ids)[seen:])

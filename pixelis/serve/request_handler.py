@@ -34,6 +34,9 @@ async def signed(
     if ids := set(body.file_ids()):
         body.use_files(await asyncio.to_thread(_file_urls, state, caller, ids))
     reply_format = format(state.config, body, started)
+    if reply_format.query.sampling.priority < state.config.serve.priority and "steer" not in caller.scopes:
+        message = f"a `priority` below {state.config.serve.priority} needs the scope steer, which {caller.label} lacks"
+        raise ApiError(403, message, "missing_scope", "priority")
     reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
     reply_format.caller = caller
     return reply_format

@@ -28,6 +28,14 @@ def status(deployed: Deployed, key: str, method: str, path: str, **options: Any)
         return client.request(method, path, **options).status_code
 
 
+def test_a_key_goes_before_others_only_with_the_scope_steer(deployed: Deployed, file: KeyFile) -> None:
+    asks, steers = file.create("asks", ["ask"]), file.create("steers", ["ask", "steer"])
+    assert deployed.ask("say 7", key=steers, priority=-5).status_code == 200
+    assert deployed.ask("say 7", key=asks, priority=5).status_code == 200
+    refused = deployed.ask("say 7", key=asks, priority=-5)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
+
+
 def test_an_experience_is_visible_to_its_key_alone(deployed: Deployed, file: KeyFile) -> None:
     own: list[Scope] = ["ask", "feedback"]
     shop, bank = file.create("shop", own), file.create("bank", own)

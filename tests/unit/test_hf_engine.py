@@ -291,6 +291,23 @@ def test_more_rows_than_fit_run_in_several_waves():
     with_engine(body, max_num_seqs=3)
 
 
+def test_waiting_turns_with_a_lower_priority_come_first():
+    async def body(engine: HfEngine) -> None:
+        prompt, order = Prompt(Maker()), list[int]()
+
+        async def play(priority: int) -> None:
+            session = await engine.open()
+            await session.generate(prompt.first, [prompt.view], dataclasses.replace(GREEDY, priority=priority))
+            order.append(priority)
+            session.close()
+
+        await asyncio.gather(*(play(priority) for priority in (10, 10, 0, 10, 0, -5)))
+        assert order[:2] == [-5, 0] or order[:2] == [0, -5]
+        assert order[2:] == [0, 10, 10, 10]
+
+    with_engine(body, max_num_seqs=2)
+
+
 def test_an_idle_session_delays_the_others_by_the_linger_only():
     async def body(engine: HfEngine) -> None:
         prompt = Prompt(Maker())

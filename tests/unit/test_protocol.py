@@ -488,3 +488,11 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, a
         int(-found.content[0].logprob) : int(-found.content[-1].logprob) + 1
     ]
     assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces)) is None or answer == "x" * len(answer)
+
+
+def test_a_request_has_the_services_priority_or_its_own() -> None:
+    config = load(None, ["serve.priority=3"])
+    for body, priority in (({}, 3), ({"priority": 9}, 9), ({"priority": -2}, -2)):
+        query = agent_query(config, parse_body(AgentRequest, json.dumps({"question": "q", **body}).encode()))
+        assert query.sampling.priority == priority
+    assert refused(ChatRequest, chat(priority=101)).param == "priority"

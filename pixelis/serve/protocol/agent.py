@@ -19,6 +19,7 @@ from pixelis.serve.protocol.files import NamesFiles, file_url
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
+    MAX_PRIORITY,
     Conversation,
     agent_query,
     model_name,
@@ -46,6 +47,7 @@ class AgentRequest(StrictModel, NamesFiles):
     - ``operations``: false answers without pixel operations.
     - ``learn``: false makes no update from this request; ``remember``: false does not store it either, "later" stores it after
       the reply, which then has no ``experience_id``.
+    - ``priority``: as vLLM's, a lower one is scheduled first; below ``serve.priority`` the key needs the scope ``steer``.
     - ``stream``: true sends the turns as they happen.
     - ``cache``: true allows a cached reply for a sampled request too; false never uses the cache.
     - ``user``: stored as a pseudonym.
@@ -61,6 +63,7 @@ class AgentRequest(StrictModel, NamesFiles):
     samples: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     operations: bool = True
     max_turns: int | None = Field(None, ge=1)
     learn: bool = True

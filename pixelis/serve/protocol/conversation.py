@@ -14,7 +14,7 @@ from pixelis.serve.protocol.question import Conversation
 
 IGNORED = {
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "tool_choice", "function_call", "priority", "request_id", "cache_salt"),
+    *("parallel_tool_calls", "tool_choice", "function_call", "request_id", "cache_salt"),
 }
 """Fields of OpenAI and vLLM without influence on the answer to a request without tools."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -22,6 +22,7 @@ from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url, is
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
+    MAX_PRIORITY,
     Conversation,
     agent_query,
     model_name,
@@ -158,6 +159,7 @@ class ChatRequest(NamesFiles):
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -28,6 +28,7 @@ MAX_PARTS = 256
 MAX_EXCHANGES = 32
 """Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
+MAX_PRIORITY = 100
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that show nothing."""
@@ -64,6 +65,7 @@ class QuestionBody(Protocol):
     video_param: ClassVar[str]
     temperature: float | None
     seed: int | None
+    priority: int | None
     user: str | None
 
     def conversation(self) -> Conversation: ...
@@ -136,6 +138,7 @@ def agent_query(
     temperature = default.temperature if body.temperature is None else body.temperature
     top_p = default.top_p if top_p is None else top_p
     tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
+    priority = config.serve.priority if body.priority is None else body.priority
     seed = secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED
     # The learner expects log-probs of the configured sampling distribution: answers sampled differently are not learnt from.
     # And of a required format the policy learns nothing: samples that lack it did not vote.
@@ -146,7 +149,7 @@ def agent_query(
         clips=conversation.clips,
         history=conversation.history,
         samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
-        sampling=SamplingParams(temperature, top_p, tokens, seed),
+        sampling=SamplingParams(temperature, top_p, tokens, seed, priority),
         operations=operations and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
         max_turns=max_turns or config.dialogue.max_turns_test,
         learn=learn and bool(remember) and on_policy and operations and bool(conversation.images or conversation.clips),

@@ -23,6 +23,7 @@ from pixelis.serve.protocol.openai import ChatCompletion, LenientModel, PixelisF
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
+    MAX_PRIORITY,
     Conversation,
     agent_query,
     model_name,
@@ -137,6 +138,7 @@ class ResponsesRequest(NamesFiles):
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     max_output_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     metadata: Annotated[dict[str, PlainText], Field(max_length=16)] | None = None
     include: list[str] | None = None
     text: dict[str, Any] | None = None
