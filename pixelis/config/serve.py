@@ -21,9 +21,7 @@ class ServeConfig(Section):
     keys: str | None = Field(None, description="file of further API keys, see `pixelis keys`; unset: keys.json in run.dir")
     samples: int = Field(8, ge=1, description="k: samples per request that vote")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
-    priority: int = Field(
-        0, ge=-100, le=100, description="priority of requests that name none; a lower one is scheduled first where requests wait"
-    )
+    priority: int = Field(0, ge=-100, le=100, description="priority of requests without one; lower goes first")
     max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")
     min_upload_bytes_per_s: int = Field(
         10_000, ge=1, description="minimum rate at which a request body must arrive after its first 5 seconds"
