@@ -42,6 +42,7 @@ from pixelis.evolution.shares import LargestShares, NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
+from pixelis.telemetry import tracing
 
 TASK_COUNTS = (
     "received", "handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over",
@@ -72,6 +73,7 @@ class Evolution:
         memory: Sequence[str] = (),
         scoring: tuple[str, str] | None = None,
     ):
+        tracing.start(config, "evolution")
         e = config.evolution
         self.config, self.settings = config, e
         self.monitor = EvolutionMonitor(config, self._health)
@@ -97,7 +99,10 @@ class Evolution:
         self.unusable = 0
         """Tasks in a row from which nothing can be learnt."""
         self.current: RolloutBatch | None = None
+        self.formed_at = 0.0
         self.tasks: list[QueuedTask] = []
+        self.traces: deque[str] = deque(maxlen=1000)
+        """Requests that the next candidate has learnt from."""
         self.ranks_served: set[int] = set()
         self.pause_file = Path(config.run.dir) / "versions" / "paused"
         self.paused = self.pause_file.exists()
@@ -151,6 +156,12 @@ class Evolution:
         stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Pictures that no other task
         shows are copied into objects of this process, because an object dies with its owner, here a gateway's replica.
         """
+        with tracing.span("submit", task.trace):
+            return await self._submit(task, views, verdict, question)
+
+    async def _submit(
+        self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None, question: Question | None
+    ) -> bool:
         await self._open()
         if cause := self._refusal(task):
             self.counts[cause] += 1
@@ -309,6 +320,7 @@ class Evolution:
             if chosen := self.queue.ready(world if self.draining else self.settings.batch):
                 self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta)
                 self.current.step, self.current.restore = self.step, self.promotion.restore
+                self.formed_at = time.time()
                 self.rate.allow(now)
             elif self.draining:
                 self._give_up_queue()
@@ -355,6 +367,9 @@ class Evolution:
             if name in metrics:
                 details[name.partition("/")[2]] = metrics[name] if math.isfinite(metrics[name]) else None
         await self.monitor.note("update", "learner", "step", "skipped" if skipped else "success", details)
+        traces = [task.trace for task in tasks]
+        tracing.record("update", traces, self.formed_at, step=step, skipped=skipped)
+        self.traces += [] if skipped else traces
         await self.review_queue.done(tasks)
         if not skipped:
             self.queue.shares.learnt(sources)
@@ -378,7 +393,11 @@ class Evolution:
             return False
         shares = self.queue.shares.published()
         await self.queue.save_shares()
-        return await self.promotion.offer(version, asdict(shares))
+        offered_at = time.time()
+        promoted = await self.promotion.offer(version, asdict(shares))
+        tracing.record("promotion", list(self.traces), offered_at, version=version, promoted=promoted)
+        self.traces.clear()
+        return promoted
 
     def _state(self) -> dict[str, Any]:
         """State for a checkpoint: the version its weights descend from (None: a refused one) and the KL controller."""

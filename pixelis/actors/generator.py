@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.toolbox_pool import EnvironmentTools, ToolboxPool
 from pixelis.config import Config
-from pixelis.dialogue.agent import Limits, run_episode
+from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import Session
+from pixelis.dialogue.session import Completion, SamplingParams, Session, TokenCallback
 from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.operations.environment import environment_of, select_environments
 from pixelis.records import Group, Turn
+from pixelis.telemetry import tracing
 from pixelis.telemetry.metrics import count, publish
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Generator:
         self.config, self.store, self.index = config, ray.get_actor(store), index
         use_reserved_gpus()
         lower_priority(config)
+        tracing.start(config, "generator")
         from pixelis.policy.model_path import resolve
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
@@ -170,6 +172,15 @@ class Generator:
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
         read: Callable[[str], None] | None = None,
     ) -> tuple[Group, Views]:
+        with tracing.span("group", request.trace, samples=request.samples, group=request.group_id):
+            return await self._group(request, watch, read)
+
+    async def _group(
+        self,
+        request: RolloutRequest,
+        watch: Callable[[int, Turn, list[np.ndarray]], None] | None,
+        read: Callable[[str], None] | None,
+    ) -> tuple[Group, Views]:
         await self._ensure_started()
         await self._exit_if_engine_died()
         d, question, sampling = self.config.dialogue, request.question, request.sampling
@@ -189,7 +200,7 @@ class Generator:
             tools = self.tools.bound(opened) if request.operations else None
             episodes = await asyncio.gather(
                 *(
-                    run_episode(
+                    _traced_episode(
                         session,
                         self.renderer,
                         question,
@@ -221,3 +232,37 @@ class Generator:
         count("engine/episodes", len(trajectories), tags)
         count("engine/tokens", sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy), tags)
         return group, {e.trajectory.id: e.views for e in episodes} if request.views else {}
+
+
+async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:
+    """`run_episode` as a span."""
+    with tracing.span("episode") as span:
+        episode = await run_episode(TracedSession(session) if span.is_recording() else session, *arguments, **details)
+        t = episode.trajectory
+        values = {"trajectory": t.id, "stop_reason": t.stop_reason.value, "version": t.policy_version}
+        span.set_attributes({f"pixelis.{name}": value for name, value in values.items()})
+        return episode
+
+
+class TracedSession:
+    """A session with a span for each generated turn."""
+
+    def __init__(self, session: Session):
+        self.session = session
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        views: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        on_tokens: TokenCallback | None = None,
+    ) -> Completion:
+        """Generate a turn."""
+        with tracing.span("generate", prompt_tokens=len(tokens), views=len(views)) as span:
+            completion = await self.session.generate(tokens, views, sampling, on_tokens)
+            span.set_attribute("pixelis.tokens", len(completion.tokens))
+            return completion
+
+    def close(self) -> None:
+        """Release the episode's memory."""
+        self.session.close()

@@ -37,7 +37,7 @@ class RolloutRequest:
 
     operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references to the
     question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views; text:
-    whether a stream has the text of the first sample too.
+    whether a stream has the text of the first sample too; trace: W3C `traceparent` of the caller.
     """
 
     question: Question
@@ -49,6 +49,7 @@ class RolloutRequest:
     pictures: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
     views: bool = True
     text: bool = False
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from pixelis.operations import geometry, select
 from pixelis.operations.media import first_look
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Media, Question, new_id
+from pixelis.telemetry import tracing
 
 QUICK_BATCH = 64
 """Maximum number of quick calls in a batch."""
@@ -490,7 +491,11 @@ class BoundTools:
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
         """Run an operation on the pool."""
-        return await self.pool.execute(action, images, objects, self.opened)
+        with tracing.span(action.op, target=action.target) as span:
+            observation, views = await self.pool.execute(action, images, objects, self.opened)
+            if observation.status == "error":
+                tracing.failed(span, observation.code or "")
+            return observation, views
 
 
 class EnvironmentTools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pixelis.config.base import Section
 
@@ -18,4 +18,17 @@ class TelemetryConfig(Section):
     trajectories: int = Field(
         4, ge=0, description="episodes of each evaluation during rft written with pictures to run.dir/trajectories; 0: none"
     )
+    traces: str | None = Field(
+        None,
+        description="record OpenTelemetry traces of a service: `file` (below run.dir/traces) or the URL of an OTLP collector, "
+        "such as http://127.0.0.1:4318/v1/traces",
+    )
+    trace_share: float = Field(1.0, ge=0, le=1, description="share of the requests without a `traceparent` that are traced")
     progress: bool = Field(True, description="show the progress of the job")
+
+    @field_validator("traces")
+    @classmethod
+    def _destination(cls, value: str | None) -> str | None:
+        if value is not None and value != "file" and not value.startswith(("http://", "https://")):
+            raise ValueError("give `file` or a URL that begins with http:// or https://")
+        return value

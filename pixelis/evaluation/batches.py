@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from pixelis.evaluation.metrics import operation_counts, summarise
+from pixelis.evaluation.metrics import calls_of, exploration_efficiency, has_loop, operation_counts, summarise
 from pixelis.records import Group
 from pixelis.rewards.terms import reward_metrics
 
@@ -25,10 +26,13 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not trajectories:
         return {}
     summary = summarise(trajectories, interval=False)
+    calls = [calls_of(t) for t in trajectories]
     out = {
         "rollout/rapr": summary["rapr"],
         "rollout/tool_error_rate": summary["tool_error_rate"],
         "rollout/calls": sum(operation_counts(t)[0] for t in trajectories) / len(trajectories),
+        "rollout/loops": sum(map(has_loop, calls)) / len(calls),
+        "rollout/exploration": sum(map(exploration_efficiency, calls)) / len(calls),
         "rollout/turns": summary["turns"],
         "rollout/tokens": sum(t.learnt_tokens for t in trajectories) / len(trajectories),
         "rollout/unscored": sum(t.reward is None for t in trajectories) / len(trajectories),
@@ -37,6 +41,8 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         out["train/accuracy"] = summary["accuracy"]
     for reason, count in summary["stop_reasons"].items():
         out[f"stop/{reason}"] = count / len(trajectories)
+    for name, count in Counter(op for episode in calls for op, _, _ in episode).items():
+        out[f"operation/{name}"] = count / len(trajectories)
     return out | reward_metrics(groups) | _difficulty(groups) | _votes(groups)
 
 

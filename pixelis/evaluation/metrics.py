@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pixelis.evaluation.statistics import bootstrap_mean, wilson
@@ -69,6 +70,33 @@ def correctness(items: Iterable[Group | Trajectory], truths: Mapping[str, Sequen
     """Question id -> mean accuracy of its scored episodes, for `statistics.paired_bootstrap`."""
     scores, _ = _scores(_flatten(items), truths)
     return {question: sum(values) / len(values) for question, values in scores.items()}
+
+
+def has_loop(calls: Sequence[Hashable]) -> bool:
+    """Whether two or more calls in a row are repeated at once, as A B A B."""
+    n = len(calls)
+    return any(
+        list(calls[start : start + size]) == list(calls[start + size : start + 2 * size])
+        for size in range(2, n // 2 + 1)
+        for start in range(n - 2 * size + 1)
+    )
+
+
+def exploration_efficiency(calls: Sequence[Hashable]) -> float:
+    """Share of different calls; times .9 beyond 15 calls, times .8 beyond 20. 1 without calls."""
+    if not calls:
+        return 1.0
+    return len(set(calls)) / len(calls) * (0.8 if len(calls) > 20 else 0.9 if len(calls) > 15 else 1.0)
+
+
+def calls_of(trajectory: Trajectory) -> list[tuple[str, str, str]]:
+    """The calls of an episode in order, as operation, target and arguments."""
+    return [
+        (action.op, action.target, json.dumps(action.arguments, sort_keys=True, default=str))
+        for turn in trajectory.turns
+        if turn.is_policy
+        for action in turn.actions
+    ]
 
 
 def operation_counts(trajectory: Trajectory) -> tuple[int, int]:

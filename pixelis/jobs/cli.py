@@ -22,6 +22,8 @@ JOBS = {
     "operate": "run one pixel operation on a picture or clip",
     "audit": "verify and search the audit log of a service",
     "keys": "create, list and revoke the API keys of a service",
+    "top": "watch a run or a service live: curves, operations, alarms",
+    "trace": "show where the time of a request went, up to the update and promotion that learnt from it",
     "lineage": "print the inputs of a checkpoint, a data set or a result, and verify them",
     "doctor": "check this machine and show how to install what is missing",
     "recipes": "list the recipes, or copy them to a folder",

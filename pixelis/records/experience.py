@@ -87,7 +87,8 @@ class Neighbour(Record):
 class UpdateTask(Record):
     """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth.
 
-    ``user`` is the pseudonym of who asked, empty if unknown: shares of an update are capped by it.
+    ``user`` is the pseudonym of who asked, empty if unknown: shares of an update are capped by it. ``trace``: W3C ``traceparent``
+    of the request.
     """
 
     id: str = Field(default_factory=lambda: new_id("task"))
@@ -98,6 +99,7 @@ class UpdateTask(Record):
     created_at: float
     experience_id: str = ""
     user: str = ""
+    trace: str = ""
 
 
 class VersionStatus(enum.StrEnum):

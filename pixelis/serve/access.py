@@ -18,6 +18,7 @@ from pixelis.serve.counters import Counters
 from pixelis.serve.keys import Caller, Keys, key_file
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import api_error
+from pixelis.telemetry import tracing
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -101,6 +102,17 @@ class Shield:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if not scope["path"].startswith("/v1/"):
+            await self._respond(scope, receive, send, {})
+            return
+        with tracing.span(scope["method"], Headers(scope=scope).get("traceparent")) as span:
+            trace_id = tracing.trace_id()
+            status = await self._respond(scope, receive, send, {"X-Trace-Id": trace_id} if trace_id else {})
+            span.update_name(f"{scope['method']} {_route_label(scope)}")
+            span.set_attribute("http.response.status_code", status)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, more_headers: Mapping[str, str]) -> int:
+        """Pass the request on; returns the status of the reply, 0 without one."""
         started, status = time.monotonic(), 0
 
         async def send_with_headers(message: Message) -> None:
@@ -110,7 +122,7 @@ class Shield:
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-                for name, value in scope.get("pixelis.headers", {}).items():
+                for name, value in {**scope.get("pixelis.headers", {}), **more_headers}.items():
                     headers[name] = value
             await send(message)
 
@@ -123,6 +135,7 @@ class Shield:
             await api_error(error).response()(scope, receive, send_with_headers)
         finally:
             self.counters.request(_route_label(scope), status, time.monotonic() - started)
+        return status
 
 
 def is_local(host: str) -> bool:

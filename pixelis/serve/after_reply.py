@@ -23,6 +23,7 @@ from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.retrieval import Lookup, Retrieval
+from pixelis.telemetry import tracing
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -113,7 +114,8 @@ class AfterReply:
             redacted, pictures, vector = await asyncio.gather(redacting, self._pictures(id, answer), _vector(lookup.vector))
             answer.pngs = pictures
             self.counts["no_vector"] += vector is None
-            await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
+            with tracing.span("store", experience=id):
+                await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
             self.counts["remembered"] += 1
             return redacted, "yes"
         except (RayError, InfraFailure, TimeoutError) as error:
@@ -213,6 +215,7 @@ class AfterReply:
             return False
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             actor = await self.evolution()
+            task = task.model_copy(update={"trace": tracing.traceparent()})
             # Inside a list Ray passes the reference on: the pictures stay where they are until the learner needs them.
             accepted = await actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question)
         if not accepted:

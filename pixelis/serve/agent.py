@@ -36,6 +36,7 @@ from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, Tex
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
+from pixelis.telemetry import tracing
 
 
 class Samples(NamedTuple):
@@ -150,7 +151,9 @@ class Agent:
         self, query: AgentQuery, pictures: Pictures | None, stream: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Answer, None]:
         started = time.monotonic()
-        pictures = pictures or await self.decode(query)
+        if pictures is None:
+            with tracing.span("decode"):
+                pictures = await self.decode(query)
         question = Question(
             id=new_id("q"),
             question=query.question,
@@ -170,7 +173,9 @@ class Agent:
                         samples = item
             assert samples is not None
             group, accepted = samples.result.group, samples.accepted
-            verdict = await self._judge(question, accepted, lookup, cold, query.answers)
+            with tracing.span("vote") as span:
+                verdict = await self._judge(question, accepted, lookup, cold, query.answers)
+                span.set_attribute("pixelis.confidence", verdict.confidence)
         answer = Answer(
             verdict,
             group,
@@ -185,7 +190,8 @@ class Agent:
         self.version = group.policy_version
         self.counts["answered"] += 1
         self.counts["cold_start"] += cold
-        await self.after_reply.remember(answer, query, lookup)
+        with tracing.span("remember"):
+            await self.after_reply.remember(answer, query, lookup)
         yield answer
 
     async def _sample(
@@ -197,6 +203,7 @@ class Agent:
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
             result: RolloutResult | None = None
             sampling, first_attempt = replace(query.sampling, seed=query.sampling.seed + trial * query.samples), attempts
+            span = tracing.begin("rollout", samples=query.samples)
             request = RolloutRequest(
                 question,
                 new_id("group"),
@@ -206,17 +213,21 @@ class Agent:
                 query.max_turns,
                 pictures.full,
                 text=stream,
+                trace=tracing.traceparent(span),
             )
-            async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
-                async for item in items:
-                    if isinstance(item, TextUpdate):
-                        attempt = first_attempt + item.attempt
-                        yield TextEvent(sample=item.sample, samples=query.samples, text=item.text, attempt=attempt)
-                    elif isinstance(item, TurnUpdate):
-                        attempts = first_attempt + item.attempt + 1
-                        yield await _turn_event(item, query.samples, first_attempt)
-                    else:
-                        result = item
+            try:
+                async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
+                    async for item in items:
+                        if isinstance(item, TextUpdate):
+                            attempt = first_attempt + item.attempt
+                            yield TextEvent(sample=item.sample, samples=query.samples, text=item.text, attempt=attempt)
+                        elif isinstance(item, TurnUpdate):
+                            attempts = first_attempt + item.attempt + 1
+                            yield await _turn_event(item, query.samples, first_attempt)
+                        else:
+                            result = item
+            finally:
+                span.end()
             assert result is not None
             trajectories = result.group.trajectories
             if not trajectories:

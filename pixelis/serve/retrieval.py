@@ -21,6 +21,7 @@ from pixelis.errors import InfraFailure, PixelisError
 from pixelis.evolution import privacy
 from pixelis.records import Neighbour, Question, new_id
 from pixelis.serve.backends import Backends
+from pixelis.telemetry import tracing
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +115,17 @@ class Retrieval:
     ) -> tuple[Question, SearchResult]:
         assert self.memory is not None
         query = question.model_copy(update={"media": []})
-        redacted = await asyncio.to_thread(privacy.redact_record, query)
-        result = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and store)
+        with tracing.span("search", k=k) as span:
+            redacted = await asyncio.to_thread(privacy.redact_record, query)
+            result = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and store)
+            span.set_attribute("pixelis.neighbours", len(result.neighbours))
         return redacted.model_copy(update={"media": question.media}), result
 
     async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
         actor = await self._embedder()
         try:
-            return await actor.question_vector.remote(question, views)
+            with tracing.span("embed"):
+                return await actor.question_vector.remote(question, views)
         except RayError:
             self.embedder = None
             raise

@@ -11,7 +11,7 @@ import pytest
 from pixelis.config import parse
 from pixelis.errors import MissingDependency
 from pixelis.evaluation.batches import batch_metrics, learnt_votes
-from pixelis.evaluation.metrics import correctness, operation_counts, summarise
+from pixelis.evaluation.metrics import correctness, exploration_efficiency, has_loop, operation_counts, summarise
 from pixelis.jobs.driver import run_folder
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.telemetry import metrics, trackers
@@ -60,6 +60,24 @@ def test_operations_are_counted_once_each():
     assert operation_counts(episode(turns=[policy_turn(CALL)], stop=StopReason.OVER_TURN)) == (1, 0)
     assert operation_counts(episode(turns=[policy_turn()])) == (0, 0)
     assert operation_counts(episode(turns=[policy_turn(error="bad_token")], stop=StopReason.ERROR)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "loops", "exploration"),
+    [
+        ("", False, 1.0),
+        ("AAAA", True, 0.25),
+        ("AA", False, 0.5),
+        ("ABAB", True, 0.5),
+        ("ABCAB", False, 0.6),
+        ("XABCABCY", True, 5 / 8),
+        ("ABCDEFGHIJKLMNOP", False, 0.9),
+        ("ABCDEFGHIJKLMNOPQRSTU", False, 0.8),
+    ],
+)
+def test_loops_and_exploration(calls, loops, exploration):
+    assert has_loop(calls) is loops
+    assert exploration_efficiency(calls) == pytest.approx(exploration)
 
 
 def test_unscored_episodes_are_never_wrong_ones():

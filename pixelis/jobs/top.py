@@ -1,0 +1,252 @@
+"""Watch a training run or a service: progress, learning curves, operations and alarms, redrawn every two seconds.
+
+usage: pixelis top RUN_DIR | URL [--every SECONDS] [--once]
+
+RUN_DIR is the folder of an rft, ttrl or sft run (also of a finished one), URL the address of a service, such as
+http://127.0.0.1:8000; its key is taken from PIXELIS_API_KEY. --once prints one frame and ends. Ctrl-C ends only this command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pixelis.errors import BadConfig, InfraFailure, MissingFile, PixelisError
+from pixelis.telemetry import events
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 32
+"""Columns of a curve."""
+WINDOWS = (10, 100, 500)
+"""Steps over which accuracy is averaged."""
+KL_ALARM = 0.1
+"""KL to the starting policy above which a run is drawn red."""
+CURVES = (
+    ("reward/total", "reward"),
+    ("train/accuracy", "accuracy, training"),
+    ("evaluate/accuracy", "accuracy, held out"),
+    ("rollout/rapr", "with operations"),
+    ("rollout/loops", "with a loop"),
+    ("rollout/exploration", "exploration"),
+    ("policy/kl", "KL to the start"),
+    ("policy/entropy", "entropy"),
+    ("policy/loss", "loss"),
+    ("sft/loss", "loss"),
+)
+"""Metrics drawn as curves, where a run has them."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadConfig(message, fix="pixelis top --help")
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.top`."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print((__doc__ or "").strip())
+        return
+    try:
+        arguments = _parse(sys.argv[1:])
+        is_service = arguments.target.startswith(("http://", "https://"))
+        draw = Service(arguments.target).draw if is_service else lambda: draw_run(Path(arguments.target))
+        if arguments.once:
+            Console().print(draw())
+        else:
+            _watch(draw, arguments.every)
+    except PixelisError as error:
+        print(f"pixelis top: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False)
+    parser.add_argument("target", metavar="RUN_DIR | URL")
+    parser.add_argument("--every", type=float, default=2.0)
+    parser.add_argument("--once", action="store_true")
+    return parser.parse_args(words)
+
+
+def _watch(draw: Callable[[], RenderableType], every_s: float) -> None:
+    try:
+        with Live(draw(), screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(draw(), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+# -- a training run ---------------------------------------------------------------------------------------------------
+
+
+def draw_run(folder: Path) -> RenderableType:
+    """The state of a run from its event log. Raises MissingFile without one."""
+    log = events.read(folder)
+    if not log:
+        raise MissingFile(f"there is no run in {folder}", fix="give the folder that run.dir names, such as runs/nano/rft")
+    replayed = {event.get("step") for event in log if event["kind"] == events.REPLAYED}
+    steps = [event for event in log if event["kind"].startswith("step/")]
+    newest = {event["step"]: event for event in steps}  # a step that was repeated counts once
+    steps = [newest[step] for step in sorted(newest)]
+    curves, alarms = _curves(steps, [event for event in log if event["kind"] == "evaluation"]), _alarms(log)
+    if not steps:
+        stage = next((event["name"] for event in reversed(log) if event["kind"] == events.STAGE), "starting")
+        return Panel(Text(f"no step yet: {stage}"), title=str(folder))
+    last = steps[-1]
+    head = Text(f"step {last['step']}, {_ago(last['time'])}")
+    if len(steps) > 1:
+        head.append(f", {(steps[-1]['time'] - steps[0]['time']) / (len(steps) - 1):.1f} s a step")
+    head.append(f", {len(replayed)} steps repeated after a resume" if replayed else "")
+    return Panel(Group(head, curves, _windows(steps), _shares(last), *alarms), title=str(folder))
+
+
+def _curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, label in CURVES:
+        source = evaluations if name.startswith("evaluate/") else steps
+        values = [event[name] for event in source if isinstance(event.get(name), int | float)]
+        if values:
+            alarm = name == "policy/kl" and values[-1] > KL_ALARM
+            table.add_row(label, Text(curve(values), style="red" if alarm else "cyan"), number(values[-1]), _range(values))
+    return table
+
+
+def _windows(steps: Sequence[Mapping[str, Any]]) -> Text:
+    values = [step["train/accuracy"] for step in steps if isinstance(step.get("train/accuracy"), int | float)]
+    parts = [f"{sum(values[-n:]) / n:.3f} over the last {n} steps" for n in WINDOWS if len(values) >= n]
+    return Text(f"training accuracy {', '.join(parts)}" if parts else "")
+
+
+def _shares(step: Mapping[str, Any]) -> Table:
+    """Operations and stop reasons of the last step as bars."""
+    table = Table.grid(padding=(0, 2))
+    for prefix, title in (("operation/", "operations"), ("stop/", "episodes ended by")):
+        shares = {name.removeprefix(prefix): value for name, value in step.items() if name.startswith(prefix) and value}
+        for place, (name, value) in enumerate(sorted(shares.items(), key=lambda entry: -entry[1])):
+            table.add_row(title if place == 0 else "", name, Text("█" * max(1, round(24 * min(1.0, value)))), number(value))
+    return table
+
+
+def _alarms(log: Sequence[Mapping[str, Any]]) -> list[Text]:
+    alarms = [event for event in log if event["kind"] in ("alarm", events.NOTICE)]
+    lines = [f"{_ago(event['time'])}: {event.get('text') or event.get('message') or event.get('name') or ''}" for event in alarms]
+    return [Text(line, style="red") for line in lines[-3:]]
+
+
+# -- a service --------------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """Draws a service from its routes; keeps the samples that rates and curves need."""
+
+    def __init__(self, url: str):
+        import httpx
+
+        key = os.environ.get("PIXELIS_API_KEY", "")
+        self.url, self.http = url.rstrip("/"), httpx.Client(timeout=5, headers={"Authorization": f"Bearer {key}"} if key else {})
+        self.samples: list[tuple[float, float]] = []
+        """Time and number of answers since the gateways started."""
+
+    def draw(self) -> RenderableType:
+        """One frame. Raises InfraFailure for a service that does not answer, BadConfig for a missing key."""
+        health, evolution = self._get("/healthz"), self._get("/v1/evolution")
+        counts = evolution["counts"]
+        self.samples = [*self.samples[-WIDTH:], (time.monotonic(), float(counts.get("answered", 0)))]
+        head = Text(f"{health['status']}, {health['generators']} generators, memory {health['memory']}")
+        head.stylize("green" if health["status"] == "ok" else "red")
+        table = Table.grid(padding=(0, 2))
+        for name, value in self._rows(evolution, counts).items():
+            table.add_row(name, value)
+        alerts = [Text(f"{alert['metric']} = {number(alert['value'])}", style="red") for alert in evolution.get("alerts", [])[:3]]
+        return Panel(Group(head, table, *alerts), title=self.url)
+
+    def _rows(self, evolution: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, str]:
+        status = evolution.get("status") or {}
+        rates = [
+            max(0.0, after[1] - before[1]) / max(1e-9, after[0] - before[0])
+            for before, after in zip(self.samples, self.samples[1:], strict=False)
+        ]
+        rows = {"answered": f"{counts.get('answered', 0):g}  {curve(rates)}  {rates[-1]:.1f} a second" if rates else "waiting"}
+        rows["remembered"] = (
+            f"{evolution['memory'].get('memory/size', 0):g} experiences" if evolution.get("memory") else "no memory"
+        )
+        if evolution.get("enabled"):
+            learning = "paused" if status.get("paused") else "learning" if status.get("learning") else "not learning"
+            rows["serves"] = f"version {evolution['policy_version']}, {learning}"
+            rows["updates"] = f"{evolution['updates']}, {evolution['queue']} tasks wait, {counts.get('rollbacks', 0)} rollbacks"
+            rows["verdicts"] = f"{counts.get('update_sent', 0)} confident enough to learn from, {counts.get('gated', 0)} not"
+            accuracy = [entry["accuracy"] for entry in evolution.get("canary", []) if "accuracy" in entry]
+            if accuracy:
+                rows["canary"] = f"{curve(accuracy)}  {accuracy[-1]:.3f}"
+            if (kl := status.get("mean_kl")) is not None:
+                rows["KL of updates"] = number(kl)
+        return rows
+
+    def _get(self, path: str) -> dict[str, Any]:
+        import httpx
+
+        try:
+            reply = self.http.get(self.url + path)
+        except httpx.HTTPError as error:
+            raise InfraFailure(
+                f"{self.url} does not answer: {type(error).__name__}", fix="start it with `pixelis serve`"
+            ) from None
+        if reply.status_code in (401, 403):
+            raise BadConfig(f"{self.url} refuses the key", fix="export PIXELIS_API_KEY with a key that may read")
+        try:
+            return dict(reply.json())
+        except ValueError:
+            raise InfraFailure(f"{self.url} is no Pixelis service") from None
+
+
+# -- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def curve(values: Sequence[float], width: int = WIDTH) -> str:
+    """Values as a line of blocks, averaged to at most ``width``, from their smallest to their largest."""
+    values = [value for value in values if math.isfinite(value)]
+    count = min(width, len(values))
+    means = []
+    for place in range(count):
+        part = values[place * len(values) // count : (place + 1) * len(values) // count]
+        means.append(sum(part) / len(part))
+    low, high = (min(means), max(means)) if means else (0.0, 0.0)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in means)
+
+
+def number(value: Any) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{number(min(values))} to {number(max(values))}"
+
+
+def _ago(at: float) -> str:
+    seconds = max(0.0, time.time() - at)
+    return (
+        f"{seconds:.0f} s ago"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min ago"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h ago"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""List the traces of a service, or show one as text and as a page.
+
+usage: pixelis trace RUN_DIR [TRACE_ID] [--count N] [--out FILE]
+
+RUN_DIR is the folder of a run with `telemetry.traces=file`, or its folder `traces`. Without TRACE_ID the last traces are listed,
+the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's header `X-Trace-Id` says: its spans are
+printed with their times, and drawn on a page, RUN_DIR/traces/TRACE_ID.html or --out. Span files are OTLP as JSON lines, which the
+OpenTelemetry Collector's `otlpjsonfile` receiver reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pixelis.errors import BadConfig, MissingFile, PixelisError
+from pixelis.telemetry import tracing
+from pixelis.telemetry.html.render import render, write_page
+
+WIDTH = 40
+"""Columns of a bar in the terminal."""
+AFTER_S = 1.0
+"""Seconds after a reply within which work still belongs to its request."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadConfig(message, fix="pixelis trace --help")
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.trace`."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print((__doc__ or "").strip())
+        return
+    try:
+        arguments = _parse(sys.argv[1:])
+        traces = tracing.read(arguments.folder)
+        if arguments.trace is None:
+            print(
+                "\n".join(_listed(id, spans) for id, spans in list(reversed(traces.items()))[: arguments.count])
+                or "no traces yet"
+            )
+            return
+        id = _chosen(traces, arguments.trace)
+        rows = tracing.tree(traces[id])
+        print("\n".join(_drawn(rows)))
+        path = write_page(arguments.out or arguments.folder / f"{id}.html", page(id, rows))
+        print(f"page: {path}", file=sys.stderr)
+    except PixelisError as error:
+        print(f"pixelis trace: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+
+
+def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
+    """The document of a trace: each span as a bar on the time of the request; later ones say how much later."""
+    bars = [{**span, "depth": depth, "bar": bar(span, rows)} for depth, span in rows]
+    first, length = window(rows)
+    return render("trace.html", title=f"Trace {id[:8]}", id=id, spans=bars, first=first, seconds=length)
+
+
+def window(rows: list[tuple[int, dict[str, Any]]]) -> tuple[float, float]:
+    """Start and length in seconds of the request with the work right after it; updates may follow minutes later."""
+    root = rows[0][1]
+    ends = [span["end"] for _, span in rows if span["start"] <= root["end"] + AFTER_S]
+    return root["start"], max(1e-6, max(ends) - root["start"])
+
+
+def bar(span: dict[str, Any], rows: list[tuple[int, dict[str, Any]]]) -> tuple[float, float] | None:
+    """Where a span begins and ends in the window, 0..1; None for a later one."""
+    first, length = window(rows)
+    start, end = ((span[at] - first) / length for at in ("start", "end"))
+    return (max(0.0, start), end) if end <= 1 + 1e-9 else None
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False)
+    parser.add_argument("folder", metavar="RUN_DIR", type=Path)
+    parser.add_argument("trace", metavar="TRACE_ID", nargs="?")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args(words)
+    if (arguments.folder / tracing.FOLDER).is_dir():
+        arguments.folder = arguments.folder / tracing.FOLDER
+    if not any(arguments.folder.glob("*.jsonl")):
+        raise MissingFile(f"there are no traces in {arguments.folder}", fix="start the service with telemetry.traces=file")
+    return arguments
+
+
+def _chosen(traces: dict[str, Any], prefix: str) -> str:
+    matches = [id for id in traces if id.startswith(prefix.lower())]
+    if len(matches) != 1:
+        raise MissingFile(f"{len(matches) or 'no'} traces begin with {prefix}", fix="list them: pixelis trace RUN_DIR")
+    return matches[0]
+
+
+def _listed(id: str, spans: list[dict[str, Any]]) -> str:
+    root = tracing.tree(spans)[0][1]
+    status = root["attributes"].get("http.response.status_code", "")
+    wait = f"{1000 * (root['end'] - root['start']):.0f} ms"
+    return f"{id}  {tracing.age(root['start']):>10}  {wait:>9}  {len(spans):>3} spans  {root['name']} {status}"
+
+
+def _drawn(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
+    lines, first = [], rows[0][1]["start"]
+    for depth, span in rows:
+        if (place := bar(span, rows)) is not None:
+            left = min(WIDTH - 1, int(place[0] * WIDTH))
+            drawn = (" " * left + "─" * max(1, round(place[1] * WIDTH) - left)).ljust(WIDTH)[:WIDTH]
+        else:
+            drawn = f"{span['start'] - first:.1f} s later".rjust(WIDTH)
+        name = ("  " * depth + span["name"])[:34]
+        failed = "  failed" if span["failed"] else ""
+        lines.append(f"{name:<34} {span['service']:<10} |{drawn}| {1000 * (span['end'] - span['start']):9.1f} ms{failed}")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
