@@ -26,6 +26,7 @@ SECTIONS = {
     "rft": ("rft", "rewards"),
     "ttrl": ("ttrl", "rft"),
     "evaluate": ("evaluate", "data"),
+    "answer": ("data",),
     "serve": ("serve", "evolution", "memory"),
 }
 """Job -> the sections that its `--help` shows in full; the others take one line each."""

@@ -48,6 +48,7 @@ def without_truths(question: Question) -> Question:
     stripped = Question(
         id=question.id,
         question=question.question,
+        history=question.history,
         media=question.media,
         scorer=question.scorer,
         task=question.task,

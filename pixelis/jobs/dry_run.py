@@ -25,7 +25,14 @@ PROMPTS = 256
 """Number of questions read to estimate the longest prompt."""
 PROBE_ROWS = 1000
 """Number of demonstrations checked."""
-ESTIMATED: dict[str, Job] = {"rft": "rft", "ttrl": "rft", "sft": "sft", "serve": "serve", "evaluate": "evaluate"}
+ESTIMATED: dict[str, Job] = {
+    "rft": "rft",
+    "ttrl": "rft",
+    "sft": "sft",
+    "serve": "serve",
+    "evaluate": "evaluate",
+    "answer": "evaluate",
+}
 """Job -> the kind of job that its memory estimate is for."""
 
 
@@ -98,6 +105,8 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     questions, demonstrations = (functools.partial(read, config) for read in (_questions, _demonstrations))
     if job in ESTIMATED and not config.rewards.judge.url:
         questions = functools.partial(_questions_without_judge, config)
+    if job == "answer" and config.data.evaluate:
+        yield "data.evaluate", config.data.evaluate, _first_question
     for key, source in _questions_of(config, job):
         yield key, source, questions
     if job == "sft":
@@ -149,6 +158,14 @@ def _questions(config: Config, source: str) -> Iterator[Question]:
     on_labels, limit = None if config.rewards.labelled else drop_labels, config.data.max_bad_rows
     rows = read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
     return itertools.chain([next(rows)], rows)
+
+
+def _first_question(source: str) -> None:
+    from pixelis.datasets.labels import drop_labels
+    from pixelis.datasets.questions import read_questions
+
+    if next(read_questions(source, epochs=1, on_labels=drop_labels), None) is None:
+        raise BadInput("has no questions", fix="see docs/data.md for the rows")
 
 
 def _questions_without_judge(config: Config, source: str) -> None:

@@ -1,0 +1,269 @@
+"""Answer a file of questions about pictures and clips, and write the answers with their trajectories as JSON lines.
+
+usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N] [--concurrency N] [--dry-run]
+
+FILE is any source of questions (docs/data.md); true answers in it are never read. serve.samples samples of each question vote,
+with serve.sampling and up to dialogue.max_turns_test turns, on the generators of a job of its own (policy.adapter names the
+checkpoint), or with --url at a running service, behind its callers, with the key in PIXELIS_API_KEY; nothing is stored or learnt
+there. A line of OUT.jsonl (default: answers.jsonl in run.dir) has id, question, answer, confidence, verdict, trajectory,
+policy_version and error: why a question could not be answered. Repeating the command answers what is missing. --dry-run checks
+FILE and the configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from pixelis.actors import placement
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
+from pixelis.config import Config, from_command_line
+from pixelis.datasets.labels import drop_labels
+from pixelis.datasets.questions import read_questions
+from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
+from pixelis.errors import BadConfig, BadInput, DataFailure
+from pixelis.evolution import vote
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.dry_run import checks
+from pixelis.jobs.remote_agent import RemoteAgent
+from pixelis.memory.disk import disk_failures
+from pixelis.records import Question
+from pixelis.rewards.equality import Equality
+from pixelis.rewards.services import shared_services
+from pixelis.serve.agent import winning
+from pixelis.serve.protocol.agent import without_tokens
+
+REPORT_S = 10.0
+"""Seconds between lines of progress."""
+Answerer = Callable[[Question], Awaitable[dict[str, Any]]]
+"""Answers a question with the fields of a line. Raises BadInput and DataFailure for what cannot be answered."""
+
+
+@dataclass
+class Options:
+    """The command line beside the configuration."""
+
+    source: str
+    url: str | None
+    out: Path | None
+    limit: int
+    concurrency: int | None
+    rest: list[str]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadConfig(message, fix="pixelis answer --help")
+
+
+def parse(words: list[str]) -> Options:
+    """Read the command line. Raises BadConfig."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--url")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--concurrency", type=int)
+    known, rest = parser.parse_known_args(words)
+    place = next((i for i, word in enumerate(rest) if not word.startswith("-")), None)
+    if place is None:
+        raise BadConfig("no FILE of questions", fix="pixelis answer FILE; pixelis answer --help")
+    if known.limit < 0 or (known.concurrency is not None and known.concurrency < 1):
+        raise BadConfig("--limit and --concurrency are positive numbers", fix="pixelis answer --help")
+    source = rest.pop(place)
+    return Options(source, known.url, known.out, known.limit, known.concurrency, [*rest, f"data.evaluate={source}"])
+
+
+class AnswerFile:
+    """The lines written so far, and new ones. A line that a crash cut off is removed.
+
+    ``settings`` identify how the answers are made. Raises BadInput for a file with answers made otherwise, or in use.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path, settings: str):
+        self.file, self.settings = file, settings
+        self.failed = 0
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"another process writes {path}", fix="wait for it, or choose another --out") from None
+        self.done = set[tuple[int, str]]()
+        size = 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                row = json.loads(line)
+                self.done.add((int(row["number"]), str(row["id"])))
+                same = row["settings"] == settings
+            except (ValueError, KeyError, TypeError):
+                raise BadInput(f"{path} has lines that are no answers", fix="choose another --out") from None
+            if not same:
+                raise BadInput(f"{path} has answers made with other settings", fix="choose another --out, or move it away")
+            size += len(line)
+        file.truncate(size)
+        file.seek(size)
+
+    def add(self, number: int, question: Question, fields: dict[str, Any]) -> None:
+        """Write a line, which is on disk when this returns."""
+        head = {"number": number, "id": question.id, "settings": self.settings, "question": question.question}
+        self.file.write(json.dumps({**head, **fields}, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.done.add((number, question.id))
+        self.failed += fields.get("error") is not None
+
+
+@contextmanager
+def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
+    """Open the file of answers, which is created if it does not exist."""
+    with disk_failures(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+            yield AnswerFile(file, path, settings)
+
+
+def questions_of(config: Config, options: Options) -> Iterator[tuple[int, Question]]:
+    """The numbered questions of the file, without their true answers."""
+    if options.source.startswith("cards:") and not options.limit:
+        raise BadConfig("cards: has no end", fix="add --limit N")
+    rows = read_questions(
+        config.data.evaluate or "", epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels, limit=options.limit
+    )
+    return enumerate(itertools.islice(rows, options.limit or None))
+
+
+async def answer_all(questions: Iterator[tuple[int, Question]], out: AnswerFile, answer: Answerer, concurrency: int) -> None:
+    """Answer what ``out`` lacks, ``concurrency`` questions at a time. Raises InfraFailure; what is written remains."""
+    skipped, reported = len(out.done), time.monotonic()
+    lock = asyncio.Lock()
+
+    async def work() -> None:
+        nonlocal reported
+        while True:
+            async with lock:
+                pair = await asyncio.to_thread(next, missing, None)
+            if pair is None:
+                return
+            number, question = pair
+            started = time.monotonic()
+            try:
+                fields = await answer(question)
+            except (BadInput, DataFailure) as error:
+                fields = {"answer": None, "error": {"code": error.code, "message": error.message}}
+            await asyncio.to_thread(out.add, number, question, {**fields, "seconds": round(time.monotonic() - started, 3)})
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                print(f"[answer] {len(out.done)} questions, {out.failed} without an answer", file=sys.stderr, flush=True)
+
+    missing = ((number, question) for number, question in questions if (number, question.id) not in out.done)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+    new = len(out.done) - skipped
+    print(f"[answer] {new} questions answered now, {skipped} before; {out.failed} could not be answered", file=sys.stderr)
+
+
+@asynccontextmanager
+async def local_agent(config: Config, actors: placement.Actors) -> AsyncIterator[Answerer]:
+    """Answers with the generators of this job."""
+    router = GeneratorRouter(actors.generators, RouterTimeouts.of(config))
+    await router.load(0)
+    s, d, services = config.serve, config.dialogue, shared_services(config.rewards)
+    sampling = SamplingParams(s.sampling.temperature, s.sampling.top_p, d.max_turn_tokens, config.run.seed, BATCH_PRIORITY)
+    samples = s.samples if sampling.temperature else 1
+
+    async def answer(question: Question) -> dict[str, Any]:
+        operations = config.toolbox.has_tools and bool(question.media)
+        request = RolloutRequest(question, f"answer-{question.id}", samples, sampling, operations, d.max_turns_test, views=False)
+        group = (await router.rollout(request)).group
+        same = Equality(question, config.rewards.scorer_of(question.task, question.scorer), services)
+        verdict = await asyncio.to_thread(vote.vote, group.trajectories, [], config.evolution, question, time.time(), same)
+        winner = without_tokens(winning(group.trajectories, verdict), {})
+        return {
+            "answer": verdict.answer,
+            "confidence": verdict.confidence,
+            "verdict": verdict.model_dump(mode="json"),
+            "trajectory": winner.model_dump(mode="json"),
+            "policy_version": group.policy_version,
+            "error": None,
+        }
+
+    yield answer
+
+
+def settings_of(config: Config, url: str | None) -> str:
+    """Identifies what determines the answers."""
+    parts: dict[str, Any] = {"source": config.data.evaluate, "url": url}
+    if url is None:
+        names = {"policy": ("model", "adapter"), "serve": ("samples", "sampling"), "run": ("seed",), "toolbox": ("operations",)}
+        parts |= {name: getattr(config, name).model_dump(mode="json", include=set(keys)) for name, keys in names.items()}
+        parts["dialogue"] = config.dialogue.model_dump(mode="json")
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+async def _run_local(config: Config, options: Options, actors: placement.Actors, out: AnswerFile) -> None:
+    most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
+    async with local_agent(config, actors) as answer:
+        await answer_all(questions_of(config, options), out, answer, options.concurrency or most)
+
+
+async def _run_remote(config: Config, options: Options, out: AnswerFile) -> None:
+    assert options.url is not None
+    key = os.environ.get(config.serve.api_key_env, "").strip()
+    async with RemoteAgent(options.url, key, config.toolbox, config.serve.timeout_s) as agent:
+        await answer_all(questions_of(config, options), out, agent.answer, options.concurrency or 4)
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.answer`."""
+    words = sys.argv[1:]
+    if "--help" in words or "-h" in words:
+        from_command_line(__doc__ or "", "answer", words, default="configs/nano/evaluate.yaml")
+    try:
+        options = parse(words)
+    except BadConfig as error:
+        print(f"pixelis answer: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    config = from_command_line(
+        __doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=checks("answer")
+    )
+    path = options.out or Path(config.run.dir) / "answers.jsonl"
+    with driver("answer"), _one_error(), answer_file(path, settings_of(config, options.url)) as out:
+        if options.url is not None:
+            asyncio.run(_run_remote(config, options, out))
+        else:
+            assert config.data.evaluate is not None
+            with (
+                run_folder(config, config.data.evaluate),
+                placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
+            ):
+                asyncio.run(_run_local(config, options, actors, out))
+    print(f"answers: {path}")
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raise the first failure of a group of tasks."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Asks a running service questions of a data set, with patience while it is busy or restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pixelis.config import ToolboxConfig
+from pixelis.dialogue.session import BATCH_PRIORITY
+from pixelis.errors import BadConfig, BadInput, InfraFailure
+from pixelis.records import Media, Question
+from pixelis.serve.files import media_type
+
+PATIENCE_S = 600.0
+"""Seconds for which a question is asked again while the service refuses it for want of room, or does not answer."""
+MAX_PAUSE_S = 30.0
+FIELDS = ("answer", "confidence", "verdict", "policy_version")
+
+
+class RemoteAgent:
+    """The ``/v1/agent`` of the service at ``url``, behind its callers; nothing is stored or learnt."""
+
+    def __init__(self, url: str, key: str, caps: ToolboxConfig, timeout_s: float, patience_s: float = PATIENCE_S):
+        self.caps, self.patience_s = caps, patience_s
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        base = url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
+            raise BadConfig(f"{url!r} is no address of a service", fix="--url http://localhost:8000")
+        self.client = httpx.AsyncClient(base_url=base, headers=headers, timeout=2 * timeout_s + 10.0)
+
+    async def __aenter__(self) -> RemoteAgent:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.client.aclose()
+
+    async def answer(self, question: Question) -> dict[str, Any]:
+        """The fields of a line of answers. Raises BadInput for a question that is refused, InfraFailure without an answer."""
+        body = await asyncio.to_thread(self.body, question)
+        reply = await self._post({**body, "priority": BATCH_PRIORITY, "learn": False, "remember": False})
+        trajectory = reply["trajectory"]
+        for image in trajectory["images"]:
+            image["uri"] = ""  # a line has no pictures
+        return {**{name: reply[name] for name in FIELDS}, "trajectory": trajectory, "error": None}
+
+    def body(self, question: Question) -> dict[str, Any]:
+        """The question with its pictures and clips as data URLs."""
+        urls = {media.id: self._url(media) for media in question.media}
+        kinds = {media.id: media.kind for media in question.media}
+
+        def shown(ids: list[str]) -> dict[str, list[str]]:
+            return {kind: [urls[id] for id in ids if kinds[id] == kind] for kind in ("image", "video")}
+
+        earlier = {id for exchange in question.history for id in exchange.media}
+        history = [{"question": e.question, "answer": e.answer, **shown(e.media)} for e in question.history]
+        return {"question": question.question, "history": history, **shown([id for id in urls if id not in earlier])}
+
+    def _url(self, media: Media) -> str:
+        if media.frames or media.spans or media.uri.startswith("cards:"):
+            raise BadInput(f"{media.id} is no file that can be sent", code="media_not_sent", fix="answer it without --url")
+        if media.uri.startswith("data:"):
+            return media.uri
+        limit = self.caps.max_image_bytes if media.kind == "image" else self.caps.max_video_bytes
+        try:
+            with Path(media.uri).open("rb") as file:
+                content = file.read(limit + 1)
+        except OSError as error:
+            raise BadInput(f"{media.uri} cannot be read: {error.strerror}", code=f"{media.kind}_not_found") from None
+        if len(content) > limit:
+            raise BadInput(f"{media.uri} has more than {limit} bytes", code=f"{media.kind}_too_many_bytes")
+        return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
+
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        deadline, pause_s = time.monotonic() + self.patience_s, 1.0
+        while True:
+            try:
+                reply = await self.client.post("/v1/agent", json=body)
+                problem, code = f"status {reply.status_code}", reply.status_code
+            except httpx.HTTPError as error:
+                problem, code, reply = type(error).__name__, 0, None
+            if reply is not None and code == 200:
+                return dict(reply.json())
+            if reply is not None and code not in (408, 429) and code < 500:
+                raise _refusal(reply)
+            if time.monotonic() + pause_s > deadline:
+                message = f"{self.client.base_url} did not answer for {self.patience_s:g} s ({problem})"
+                raise InfraFailure(message, fix="look at its /healthz; repeat the command, it goes on where it ended")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def _refusal(reply: httpx.Response) -> Exception:
+    """The error of a refused question, or of a key that may not ask at all."""
+    try:
+        error = reply.json()["error"]
+        code, message = str(error["code"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        code, message = "not_a_service", f"{reply.url} answers with status {reply.status_code}"
+    if reply.status_code in (401, 403, 404, 405) or code == "not_a_service":
+        return InfraFailure(f"the service refuses to answer: {message}", code=code, fix="check --url and PIXELIS_API_KEY")
+    return BadInput(message, code=code)

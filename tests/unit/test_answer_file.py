@@ -1,0 +1,82 @@
+"""The file of `pixelis answer`: what is in it is not answered again, what does not belong there is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pixelis.datasets.labels import without_truths
+from pixelis.errors import BadInput, InfraFailure
+from pixelis.jobs.answer import AnswerFile, answer_all, answer_file, parse
+from pixelis.records import Exchange, Question
+
+QUESTIONS = [(number, Question(id=f"q{number}", question=f"say {number}")) for number in range(6)]
+
+
+async def echo(question: Question) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    if question.id == "q4":
+        raise BadInput("no picture", code="image_not_found")
+    return {"answer": question.question, "error": None}
+
+
+def fill(out: AnswerFile, questions: list[tuple[int, Question]] = QUESTIONS, answer: Any = echo) -> None:
+    asyncio.run(answer_all(iter(questions), out, answer, 3))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_question_is_answered_once_over_several_runs(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def fail_at_3(question: Question) -> dict[str, Any]:
+        if question.id == "q3":
+            raise InfraFailure("the service is gone")
+        return await echo(question)
+
+    with pytest.raises(BaseExceptionGroup), answer_file(path, "s") as out:
+        fill(out, answer=fail_at_3)
+    first = rows(path)
+    path.write_bytes(path.read_bytes() + b'{"number": 5, "id": "q')
+    with answer_file(path, "s") as out:
+        fill(out)
+    assert rows(path)[: len(first)] == first
+    assert sorted(row["id"] for row in rows(path)) == [question.id for _, question in QUESTIONS]
+    assert [row["error"]["code"] for row in rows(path) if row["error"]] == ["image_not_found"]
+    with answer_file(path, "s") as out:
+        before = path.read_bytes()
+        fill(out)
+        assert path.read_bytes() == before
+
+
+def test_a_file_of_other_answers_or_another_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with answer_file(path, "s") as out:
+        fill(out, QUESTIONS[:1])
+        with pytest.raises(BadInput, match="another process"), answer_file(path, "s"):
+            pass
+    with pytest.raises(BadInput, match="other settings"), answer_file(path, "t"):
+        pass
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    with pytest.raises(BadInput, match="no answers"), answer_file(tmp_path / "notes.txt", "s"):
+        pass
+    assert (tmp_path / "notes.txt").read_text() == "my notes\n"
+
+
+def test_a_question_without_its_truth_keeps_its_conversation() -> None:
+    history = [Exchange(question="Is there a red frame?", answer="yes")]
+    question = Question(id="q", question="Which digit is in it?", answers=["7"], history=history)
+    stripped = without_truths(question)
+    assert (stripped.answers, stripped.history) == (None, history)
+
+
+def test_the_command_line_has_a_file_and_configuration() -> None:
+    options = parse(["--url", "http://x", "cards:?split=test&seed=1", "a.yaml", "serve.samples=2", "--limit", "3", "--dry-run"])
+    assert (options.source, options.url, options.limit) == ("cards:?split=test&seed=1", "http://x", 3)
+    assert options.rest == ["a.yaml", "serve.samples=2", "--dry-run", "data.evaluate=cards:?split=test&seed=1"]
