@@ -17,6 +17,7 @@ from pixelis.operations import geometry
 from pixelis.operations.compare import Compare
 from pixelis.operations.enhance import Enhance
 from pixelis.operations.environment import Environment, EnvironmentAction, EnvironmentResult
+from pixelis.operations.find import Find
 from pixelis.operations.flip import Flip
 from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.mark import Mark
@@ -25,6 +26,7 @@ from pixelis.operations.operation import MADE, Operation, OperationArguments, Re
 from pixelis.operations.python import Python
 from pixelis.operations.read_text import ReadText
 from pixelis.operations.rotate import Rotate
+from pixelis.operations.search_clip import SearchClip
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.track_object import TrackObject
@@ -67,6 +69,8 @@ OPERATIONS: dict[str, type[Operation]] = {
         Measure,
         Mark,
         Python,
+        SearchClip,
+        Find,
     )
 }
 """The built-in operations by name."""

@@ -7,16 +7,15 @@ they equal ``SamImageProcessorPil``. torch and transformers are imported when a 
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from pixelis.errors import BadConfig, MissingFile, OperationError
+from pixelis.errors import OperationError
+from pixelis.operations import checkpoints
 from pixelis.operations.masks import Edges, Mask, Segment
 
 if TYPE_CHECKING:
@@ -100,46 +99,9 @@ def load(folder: str) -> Sam:
 
     Raises MissingFile for a missing folder, BadConfig for another kind of model or missing weights.
     """
-    config = _json(Path(folder) / "config.json", folder)
-    kind = config.get("model_type")
-    if kind not in KINDS:
-        raise BadConfig(
-            f"toolbox.segmenter: {folder} holds a model of type {kind!r}", fix="give a checkpoint of type " + ", ".join(KINDS)
-        )
-    import torch
-    import transformers
-
-    try:
-        model, info = getattr(transformers, KINDS[kind]).from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    except Exception as error:  # transformers and safetensors raise nearly anything on a damaged checkpoint
-        reason = " ".join(str(error).split())[:200]
-        raise BadConfig(
-            f"toolbox.segmenter: {folder} cannot be loaded: {reason}", fix="save the model again with save_pretrained"
-        ) from error
-    if missing := info["missing_keys"]:
-        raise BadConfig(
-            f"toolbox.segmenter: {folder} lacks {len(missing)} weights, such as {min(missing)}",
-            fix="copy the whole checkpoint: a segmenter with random weights is useless",
-        )
+    fix = "set it to grabcut, or to the folder of a SAM or SAM 2 checkpoint saved with save_pretrained"
+    model, kind, settings = checkpoints.load("toolbox.segmenter", folder, KINDS, fix)
     padded = kind == "sam"
     side = model.config.vision_config.image_size if padded else model.config.prompt_encoder_config.image_size
-    processor = Path(folder) / "preprocessor_config.json"
-    settings = _json(processor, folder) if processor.is_file() else {}
     mean, std = settings.get("image_mean", IMAGENET_MEAN), settings.get("image_std", IMAGENET_STD)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Sam(model.eval().to(device), padded, side if isinstance(side, int) else int(side[0]), tuple(mean), tuple(std))
-
-
-def _json(path: Path, folder: str) -> dict[str, Any]:
-    if not path.is_file():
-        raise MissingFile(
-            f"toolbox.segmenter: there is no {path}",
-            fix="set it to grabcut, or to the folder of a SAM or SAM 2 checkpoint saved with save_pretrained",
-        )
-    try:
-        result = json.loads(path.read_text())
-    except ValueError:
-        raise BadConfig(f"toolbox.segmenter: {path} is not JSON", fix=f"copy the checkpoint to {folder} again") from None
-    if not isinstance(result, dict):
-        raise BadConfig(f"toolbox.segmenter: {path} is not a JSON object", fix=f"copy the checkpoint to {folder} again")
-    return result
+    return Sam(model, padded, side if isinstance(side, int) else int(side[0]), tuple(mean), tuple(std))

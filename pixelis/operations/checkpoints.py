@@ -1,0 +1,79 @@
+"""Loads a model of transformers from a local folder for an operation; nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from pixelis.errors import BadConfig, MissingFile
+
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+
+
+def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any, str, dict[str, Any]]:
+    """The model in evaluation mode, on the GPU if there is one, its ``model_type``, and its ``preprocessor_config.json``.
+
+    ``key``: the configuration key that names the folder; ``kinds``: supported ``model_type`` -> class in transformers; ``fix``:
+    how to get such a folder. Raises MissingFile for a missing folder, BadConfig for another kind of model or missing weights.
+    """
+    kind = str(read_json(Path(folder) / "config.json", key, folder, fix).get("model_type"))
+    if kind not in kinds:
+        raise BadConfig(f"{key}: {folder} holds a model of type {kind!r}", fix="give a checkpoint of type " + ", ".join(kinds))
+    import torch
+    import transformers
+
+    try:
+        model, info = getattr(transformers, kinds[kind]).from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    except Exception as error:  # transformers and safetensors raise nearly anything on a damaged checkpoint
+        reason = " ".join(str(error).split())[:200]
+        raise BadConfig(f"{key}: {folder} cannot be loaded: {reason}", fix="save the model again with save_pretrained") from error
+    if missing := info["missing_keys"]:
+        raise BadConfig(
+            f"{key}: {folder} lacks {len(missing)} weights, such as {min(missing)}",
+            fix="copy the whole checkpoint: a model with random weights is useless",
+        )
+    processor = Path(folder) / "preprocessor_config.json"
+    settings = read_json(processor, key, folder, fix) if processor.is_file() else {}
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), kind, settings
+
+
+def load_tokenizer(key: str, folder: str) -> Any:
+    """The tokenizer in a folder. Raises BadConfig for a folder without one."""
+    # transformers makes a tokenizer without words where there is none.
+    if not any((Path(folder) / name).is_file() for name in VOCABULARIES):
+        raise BadConfig(f"{key}: {folder} has no tokenizer", fix="copy the whole checkpoint")
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as above
+        reason = " ".join(str(error).split())[:200]
+        raise BadConfig(f"{key}: {folder} has a damaged tokenizer: {reason}", fix="copy the whole checkpoint") from error
+
+
+def read_json(path: Path, key: str, folder: str, fix: str) -> dict[str, Any]:
+    """A JSON object of a checkpoint. Raises MissingFile with ``fix``, or BadConfig."""
+    if not path.is_file():
+        raise MissingFile(f"{key}: there is no {path}", fix=fix)
+    try:
+        result = json.loads(path.read_text())
+    except ValueError:
+        raise BadConfig(f"{key}: {path} is not JSON", fix=f"copy the checkpoint to {folder} again") from None
+    if not isinstance(result, dict):
+        raise BadConfig(f"{key}: {path} is not a JSON object", fix=f"copy the checkpoint to {folder} again")
+    return result
+
+
+def normalised(picture: np.ndarray, size: tuple[int, int], settings: Mapping[str, Any], mean: Any, std: Any) -> Any:
+    """uint8 [H, W, 3] -> float32 tensor [1, 3, *size], resized and normalised by ``settings``, else ``mean``, ``std``."""
+    import torch
+
+    resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
+    resized = np.asarray(Image.fromarray(picture).resize(size[::-1], resample), np.float32) / 255
+    mean, std = (np.asarray(settings.get(name, value), np.float32) for name, value in (("image_mean", mean), ("image_std", std)))
+    return torch.from_numpy(((resized - mean) / std).transpose(2, 0, 1)[None].copy())

@@ -1,0 +1,187 @@
+"""FIND: the objects in a picture that words describe, by an open-vocabulary detector from a local folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from typing import Annotated, Any
+
+import cv2
+import numpy as np
+from pydantic import Field, StringConstraints
+
+from pixelis.config import ToolboxConfig
+from pixelis.errors import MissingFile
+from pixelis.operations import checkpoints
+from pixelis.operations.draw import annotate
+from pixelis.operations.geometry import WHOLE, clamp
+from pixelis.operations.masks import Edges
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.pixel_budget import shrink
+
+KINDS = {
+    "owlvit": "OwlViTForObjectDetection",
+    "owlv2": "Owlv2ForObjectDetection",
+    "grounding-dino": "GroundingDinoForObjectDetection",
+}
+THRESHOLDS = {"owlvit": 0.1, "owlv2": 0.2, "grounding-dino": 0.3}
+"""Least score of an object, as the authors of the models use them."""
+OVERLAP = 0.5
+"""IoU above which the lower of two boxes is dropped."""
+MAX_OBJECTS = 20
+SHORTEST, LONGEST = 800, 1333
+"""Sides of the picture that Grounding DINO sees."""
+GET = (
+    "download one where there is internet, for example `hf download google/owlv2-base-patch16-ensemble --local-dir FOLDER`, and "
+    "set toolbox.detector=FOLDER; or leave find out of toolbox.operations"
+)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class FindArguments(OperationArguments):
+    """``text``: the objects in words. ``box``: the region to search, 0..1 of the target; None for all of it."""
+
+    text: Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)] = Field(
+        description="what to find, one kind of object, such as: red cup"
+    )
+    box: BoxArgument | None = Field(None, description="the region to search, default all of the image")
+
+
+class Find(Operation):
+    """Needs the checkpoint of ``toolbox.detector``; nothing is downloaded."""
+
+    name = "find"
+    description = (
+        "Find objects in an image by words. Returns a box, a score and an id (for get_properties and track_object) for each, "
+        "best first, and shows them."
+    )
+    Arguments = FindArguments
+
+    @classmethod
+    def ready(cls, settings: ToolboxConfig) -> None:
+        """Load the checkpoint of ``toolbox.detector``. Raises MissingFile or BadConfig."""
+        _detector(settings)
+
+    @classmethod
+    def run(cls, arguments: FindArguments, target: Target, scene: Scene) -> Result:
+        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too low.
+
+        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError ``out_of_range``,
+        ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable checkpoint.
+        """
+        detector = _detector(scene.settings)
+        box = clamp(arguments.box or WHOLE)
+        left, top, right, bottom = edges = target.pixels(box)
+        picture = target.picture
+        boxes, scores = detector.detect(picture[top:bottom, left:right], arguments.text)
+        chosen = _select(boxes, scores, detector.threshold)
+        records = [_record(boxes[i], float(scores[i]), arguments.text, edges, target, detector.kind) for i in chosen]
+        if not records:
+            best = f"{scores.max():.2f}" if len(scores) else "none"
+            text = f"no {arguments.text} found; the best score {best} is below {detector.threshold:g}"
+            return Result(text, data={"objects": []})
+        lines = [f"{len(records)} found: {arguments.text}"]
+        for record in records:
+            place = scene.scale.around([min(max(v, 0.0), 1.0) for v in target.from_root(tuple(record["box"]))], target.id)
+            lines.append(f"{record['id']}: box {place} of {target.id}, score {record['score']:.2f}")
+        height, width = picture.shape[:2]
+        region = (left / width, top / height, right / width, bottom / height)
+        view = annotate(scene.fit_crop(picture[top:bottom, left:right]), {"objects": records}, region)
+        return Result("\n".join(lines), [View(view, box)], {"objects": records})
+
+
+def _detector(settings: ToolboxConfig) -> Detector:
+    if settings.detector is None:
+        raise MissingFile("find needs an open-vocabulary detector, and toolbox.detector names no folder", fix=GET)
+    return load(settings.detector)
+
+
+def _select(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[int]:
+    """Indices of the boxes above the threshold, best first, without those that overlap a better one."""
+    sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
+    kept = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), threshold, OVERLAP), int).ravel()
+    return sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
+
+
+def _record(place: np.ndarray, score: float, text: str, edges: Edges, target: Target, kind: str) -> dict[str, Any]:
+    """An object as other operations read it; it has a box and no mask."""
+    height, width = target.picture.shape[:2]
+    left, top, right, bottom = edges
+    x0, y0, x1, y1 = place.tolist()
+    box = (
+        (left + x0 * (right - left)) / width,
+        (top + y0 * (bottom - top)) / height,
+        (left + x1 * (right - left)) / width,
+        (top + y1 * (bottom - top)) / height,
+    )
+    numbers = [round(v, 6) for v in box]
+    key = json.dumps([target.root, target.frame, text, numbers])
+    return {
+        "id": hashlib.sha256(key.encode()).hexdigest()[:8],
+        "kind": "object",
+        "label": text,
+        "root": target.root,
+        "frame": target.frame,
+        "box": numbers,
+        "score": round(score, 3),
+        "method": kind,
+    }
+
+
+class Detector:
+    """A loaded checkpoint, its tokenizer and the normalisation of its pictures."""
+
+    def __init__(self, folder: str):
+        self.model, self.kind, self.settings = checkpoints.load("toolbox.detector", folder, KINDS, GET)
+        self.tokenizer = checkpoints.load_tokenizer("toolbox.detector", folder)
+        self.threshold = THRESHOLDS[self.kind]
+
+    def detect(self, picture: np.ndarray, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8 [h, w, 3]."""
+        import torch
+
+        device = next(self.model.parameters()).device
+        # Anti-aliased first: resizing a large picture to the model's side would skip pixels.
+        inputs = {**self._tokens(text), **self._pixels(shrink(picture, 2 * LONGEST))}
+        with torch.inference_mode():
+            output = self.model(**{name: value.to(device) for name, value in inputs.items()})
+        scores = output.logits[0].float().sigmoid().amax(dim=-1).cpu().numpy()
+        cx, cy, w, h = output.pred_boxes[0].float().cpu().numpy().astype(np.float64).T
+        boxes = np.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1)
+        if self.kind == "owlv2":  # 0..1 of the square to which the picture was padded, right and below
+            side = max(picture.shape[:2])
+            boxes *= np.array([side / picture.shape[1], side / picture.shape[0]] * 2)
+        boxes = boxes.clip(0, 1)
+        least = np.array([1 / picture.shape[1], 1 / picture.shape[0]])
+        valid = np.isfinite(boxes).all(1) & np.isfinite(scores) & (boxes[:, 2:] - boxes[:, :2] >= least).all(1)
+        return boxes[valid], scores[valid]
+
+    def _tokens(self, text: str) -> dict[str, Any]:
+        if self.kind == "grounding-dino":  # trained on lower-case phrases that end with a point
+            tokens = self.tokenizer(text.lower().rstrip(". ") + ".", truncation=True, max_length=256, return_tensors="pt")
+            tokens.setdefault("token_type_ids", tokens["input_ids"] * 0)
+            return {name: tokens[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+        length = self.model.config.text_config.max_position_embeddings
+        tokens = self.tokenizer([text], padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        return {name: tokens[name] for name in ("input_ids", "attention_mask")}
+
+    def _pixels(self, picture: np.ndarray) -> dict[str, Any]:
+        height, width = picture.shape[:2]
+        if self.kind == "grounding-dino":
+            scale = min(SHORTEST / min(height, width), LONGEST / max(height, width))
+            size = max(1, round(height * scale)), max(1, round(width * scale))
+            values = checkpoints.normalised(picture, size, {"resample": 2, **self.settings}, IMAGENET_MEAN, IMAGENET_STD)
+            return {"pixel_values": values, "pixel_mask": values.new_ones((1, *size)).long()}
+        if self.kind == "owlv2":
+            side = max(height, width)  # grey, as in training; transformers 5 pads with black
+            picture = cv2.copyMakeBorder(picture, 0, side - height, 0, side - width, cv2.BORDER_CONSTANT, value=(128, 128, 128))
+        side = int(self.model.config.vision_config.image_size)
+        return {"pixel_values": checkpoints.normalised(picture, (side, side), self.settings, CLIP_MEAN, CLIP_STD)}
+
+
+@functools.lru_cache(maxsize=1)
+def load(folder: str) -> Detector:
+    """Load the checkpoint of a folder once per process. Raises MissingFile or BadConfig."""
+    return Detector(folder)

@@ -1,0 +1,280 @@
+"""SEARCH_CLIP: find a moment in a clip by a picture, by an event, or by words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import cv2
+import numpy as np
+from pydantic import Field, StringConstraints, model_validator
+
+from pixelis.config import ToolboxConfig
+from pixelis.errors import OperationError
+from pixelis.operations import checkpoints, shots
+from pixelis.operations.geometry import WHOLE, clamp
+from pixelis.operations.media import subsample
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.pixel_budget import shrink
+from pixelis.operations.select_frames import Seconds
+from pixelis.operations.video import Clip
+
+MAX_SAMPLES, MAX_WORD_SAMPLES = 240, 48
+"""Frames that the first pass looks at; fewer by words, because a network sees each."""
+REFINED = 24
+"""Frames around each of the best that the second pass looks at."""
+MAX_MOMENTS = 4
+WIDTH = 160
+"""Columns of the copies in which a picture is searched."""
+ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
+"""Sizes at which the searched picture may appear, relative to its own."""
+STILL = 0.8
+"""Mean change of the brightness from sample to sample, 0..255, below which nothing moves; noise and coding stay below it."""
+SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
+GET = (
+    "download one where there is internet, for example `hf download openai/clip-vit-base-patch32 --local-dir FOLDER`, and set "
+    "toolbox.searcher=FOLDER"
+)
+
+
+class SearchClipArguments(OperationArguments):
+    """One of ``like`` (an id, with ``like_box`` a region of it), ``event`` and ``text``; ``start`` and ``end`` in seconds."""
+
+    like: str | None = Field(None, description="id of an image: find the moments that show it")
+    like_box: BoxArgument | None = Field(None, description="with like: the region of it to look for")
+    event: Literal["cut", "motion"] | None = Field(None, description="cut: where scenes change; motion: when most moves")
+    text: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = Field(
+        None, description="what the moment shows"
+    )
+    start: Seconds | None = Field(None, description="search from this second")
+    end: Seconds | None = Field(None, description="search to this second")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SearchClipArguments:
+        if sum(argument is not None for argument in (self.like, self.event, self.text)) != 1:
+            raise OperationError("give one of like, event and text", code="bad_arguments")
+        if self.like_box is not None and self.like is None:
+            raise OperationError("like_box needs like", code="bad_arguments")
+        return self
+
+
+class SearchClip(Operation):
+    """Looks at a sample of the frames, then closer at the best: a moment shorter than the sample's step can be missed."""
+
+    name = "search_clip"
+    description = (
+        "Find a moment in a video: where an image or a region of it appears (like), where scenes change or most moves (event), "
+        "or by words (text). Returns times with scores and shows the frames."
+    )
+    Arguments = SearchClipArguments
+
+    @classmethod
+    def ready(cls, settings: ToolboxConfig) -> None:
+        """Load the checkpoint of ``toolbox.searcher``, if there is one. Raises MissingFile or BadConfig."""
+        if settings.searcher is not None:
+            load(settings.searcher)
+
+    @classmethod
+    def run(cls, arguments: SearchClipArguments, target: Target, scene: Scene) -> Result:
+        """Up to MAX_MOMENTS moments, the best first (cuts in order of time), each with its frame.
+
+        data: ``moments`` [{"frame", "time", "score"}], ``frames_seen``. Finding nothing is a result. Raises OperationError
+        ``not_a_video``, ``out_of_range``, ``bad_target``, ``bad_arguments`` for a picture of one color, or for words without
+        ``toolbox.searcher``.
+        """
+        clip = target.clip
+        numbers = _window(arguments, clip)
+        if arguments.event == "cut":
+            moments, seen = _cuts(clip, numbers), len(subsample(numbers, MAX_SAMPLES))
+            title = f"{len(moments)} hard cut{'' if len(moments) == 1 else 's'}" if moments else "no hard cut"
+        elif arguments.event == "motion":
+            moments, seen = _motion(clip, numbers)
+            title = "most motion (mean change of brightness, 0..255)" if moments else "nothing moves"
+        else:
+            score, limit = _scorer(arguments, scene)
+            moments, seen = _best(clip, numbers, score, limit)
+            title = "best matches (similarity, 1 is equal)"
+            if arguments.like is not None and moments[0][1] < 0.5:
+                title = "unsure, nothing similar; the nearest (similarity, 1 is equal)"
+        shown = moments[:MAX_MOMENTS]
+        listed = [f"frame {number} at {clip.times[number]:.2f} s ({value:.2f})" for number, value in shown]
+        text = f"{title} in {target.root}" + (": " + ", ".join(listed) if listed else "")
+        if len(moments) > len(shown):
+            text += ", then at " + ", ".join(f"{clip.times[number]:.2f}" for number, _ in moments[MAX_MOMENTS : 3 * MAX_MOMENTS])
+        if seen < len(numbers):
+            text += f"; {seen} of {len(numbers)} frames were compared first"
+        chosen = [number for number, _ in shown]
+        views = [
+            View(scene.fit_frame(frame), None, number, float(clip.times[number]))
+            for number, frame in zip(chosen, clip.frames(chosen), strict=True)
+        ]
+        found = [{"frame": n, "time": float(clip.times[n]), "score": round(value, 4)} for n, value in moments[: 3 * MAX_MOMENTS]]
+        return Result(text, views, {"moments": found, "frames_seen": seen})
+
+
+def _window(arguments: SearchClipArguments, clip: Clip) -> range:
+    start = float(clip.times[0]) if arguments.start is None else arguments.start
+    end = clip.end if arguments.end is None else arguments.end
+    if start > end or start > clip.end or end < float(clip.times[0]):
+        raise OperationError(f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s", code="out_of_range")
+    return range(clip.at(start), clip.at(end) + 1)
+
+
+def _frames(clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], Any]) -> Iterator[tuple[int, Any]]:
+    """(number, ``change`` of its frame): only what that returns is kept."""
+    for number, frame in zip(numbers, clip.frames(numbers), strict=True):
+        yield number, change(frame)
+
+
+def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
+    """The first frame of each new scene and how much of it is new, 0..1. Between samples a cut is found by halving."""
+    samples = subsample(numbers, MAX_SAMPLES)
+    if len(samples) == len(numbers):
+        frames = clip.frames(samples)
+        first = next(frames)
+        # Every frame is judged with its neighbours, so that a flash is no cut.
+        marked = zip(samples[1:], shots.mark_cuts(first, frames), strict=True) if len(samples) > 1 else ()
+        return [(number, 1.0) for number, (_, cut) in marked if cut]
+    out: list[tuple[int, float]] = []
+    earlier: tuple[int, np.ndarray] | None = None
+    for later in _frames(clip, samples, shots.thumbnail):
+        if earlier is not None and shots.change(earlier[1], later[1]) >= shots.CUT:
+            before, after = earlier, later
+            while after[0] - before[0] > 1:
+                (middle,) = _frames(clip, [(before[0] + after[0]) // 2], shots.thumbnail)
+                if shots.change(before[1], middle[1]) >= shots.change(middle[1], after[1]):
+                    after = middle
+                else:
+                    before = middle
+            if (value := shots.change(before[1], after[1])) >= shots.CUT:
+                out.append((after[0], round(value, 4)))
+        earlier = later
+    return out
+
+
+def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
+    """The samples at which most changes since the one before; a cut is no motion."""
+    samples = subsample(numbers, MAX_SAMPLES)
+    changes: list[tuple[int, float]] = []
+    earlier: np.ndarray | None = None
+    for number, now in _frames(clip, samples, shots.thumbnail):
+        if earlier is not None:
+            value = float(np.abs(now - earlier).mean())
+            changes.append((number, 0.0 if shots.change(earlier, now) >= shots.CUT else value))
+        earlier = now
+    return _apart(clip, [item for item in changes if item[1] >= STILL], numbers), len(samples)
+
+
+def _best(clip: Clip, numbers: range, score: Callable[[np.ndarray], float], limit: int) -> tuple[list[tuple[int, float]], int]:
+    """The frames with the highest scores: of a sample, then of the frames around its best."""
+    samples = subsample(numbers, limit)
+    scores = dict(_frames(clip, samples, score))
+    step = len(numbers) / len(samples)
+    if step > 1:
+        for number, _ in _apart(clip, list(scores.items()), numbers)[:2]:
+            low, high = max(numbers[0], round(number - step)), min(numbers[-1], round(number + step))
+            near = [n for n in subsample(range(low, high + 1), REFINED) if n not in scores]
+            scores.update(_frames(clip, near, score))
+    return _apart(clip, list(scores.items()), numbers), len(samples)
+
+
+def _apart(clip: Clip, scores: list[tuple[int, float]], numbers: range) -> list[tuple[int, float]]:
+    """Up to MAX_MOMENTS of the highest scores that are not beside each other in time."""
+    gap = max(0.4, 0.08 * float(clip.times[numbers[-1]] - clip.times[numbers[0]]))
+    out: list[tuple[int, float]] = []
+    for number, value in sorted(scores, key=lambda item: (-item[1], item[0])):
+        if all(abs(clip.times[number] - clip.times[other]) >= gap for other, _ in out):
+            out.append((number, value))
+        if len(out) == MAX_MOMENTS:
+            break
+    return out
+
+
+def _scorer(arguments: SearchClipArguments, scene: Scene) -> tuple[Callable[[np.ndarray], float], int]:
+    if arguments.text is not None:
+        if scene.settings.searcher is None:
+            message = "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use like or event instead"
+            raise OperationError(message, code="bad_arguments")
+        return load(scene.settings.searcher).by_words(arguments.text), MAX_WORD_SAMPLES
+    assert arguments.like is not None
+    like = scene.target(arguments.like)
+    left, top, right, bottom = like.pixels(clamp(arguments.like_box or WHOLE))
+    # Part of the root's width: an object keeps about this size from frame to frame.
+    return _by_picture(like.picture[top:bottom, left:right], (right - left) / like.picture.shape[1]), MAX_SAMPLES
+
+
+def _by_picture(picture: np.ndarray, share: float) -> Callable[[np.ndarray], float]:
+    """The best normalised correlation of a picture with a place in a frame, at several sizes, 0..1."""
+    if shrink(picture, WIDTH).std(axis=(0, 1)).max() < 2:
+        raise OperationError("the image to look for has one color, choose a region with some structure", code="bad_arguments")
+    aspect = picture.shape[0] / picture.shape[1]
+
+    @functools.cache
+    def templates(height: int) -> list[np.ndarray]:
+        sizes: dict[tuple[int, int], None] = {}
+        for zoom in ZOOMS:
+            columns, rows = round(WIDTH * share * zoom), round(WIDTH * share * zoom * aspect)
+            if share == 1 and zoom == 1:
+                columns, rows = WIDTH, height
+            if 6 <= columns <= WIDTH and 6 <= rows <= height:
+                sizes[columns, rows] = None
+        return [cv2.resize(picture, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): None}]
+
+    def score(frame: np.ndarray) -> float:
+        height = max(6, round(frame.shape[0] * WIDTH / frame.shape[1]))
+        small = cv2.resize(frame, (WIDTH, height), interpolation=cv2.INTER_AREA)
+        values = [cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED).max() for template in templates(height)]
+        finite = [float(value) for value in values if np.isfinite(value)]
+        return min(1.0, max([0.0, *finite]))
+
+    return score
+
+
+class Searcher:
+    """A CLIP or SigLIP checkpoint, its tokenizer and the size and normalisation of its pictures."""
+
+    def __init__(self, folder: str):
+        self.model, kind, self.settings = checkpoints.load("toolbox.searcher", folder, SEARCHERS, GET)
+        self.tokenizer = checkpoints.load_tokenizer("toolbox.searcher", folder)
+        self.side = int(self.model.config.vision_config.image_size)
+        self.length = int(self.model.config.text_config.max_position_embeddings)
+        self.crops = kind == "clip"
+        clip = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+        self.mean, self.std = clip if self.crops else ((0.5,) * 3, (0.5,) * 3)
+
+    def by_words(self, text: str) -> Callable[[np.ndarray], float]:
+        """A function that scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of ``text``."""
+        import torch
+
+        device = next(self.model.parameters()).device
+        tokens = self.tokenizer(text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt")
+        names = ("input_ids", "attention_mask") if self.crops else ("input_ids",)  # SigLIP was trained on padding
+        with torch.inference_mode():
+            words = _features(self.model.get_text_features(**{name: tokens[name].to(device) for name in names}))
+
+        def score(frame: np.ndarray) -> float:
+            with torch.inference_mode():
+                image = _features(self.model.get_image_features(pixel_values=self.pixel_values(frame).to(device)))
+            return float((words @ image.T).item())
+
+        return score
+
+    def pixel_values(self, frame: np.ndarray) -> Any:
+        """float32 [1, 3, side, side]: CLIP sees the middle square, SigLIP the whole frame stretched."""
+        if self.crops:
+            side = min(frame.shape[:2])
+            top, left = (frame.shape[0] - side) // 2, (frame.shape[1] - side) // 2
+            frame = np.ascontiguousarray(frame[top : top + side, left : left + side])
+        return checkpoints.normalised(frame, (self.side, self.side), self.settings, self.mean, self.std)
+
+
+def _features(output: Any) -> Any:
+    features = getattr(output, "pooler_output", output).float()
+    return features / features.norm(dim=-1, keepdim=True)
+
+
+@functools.lru_cache(maxsize=1)
+def load(folder: str) -> Searcher:
+    """Load the checkpoint of a folder once per process. Raises MissingFile or BadConfig."""
+    return Searcher(folder)

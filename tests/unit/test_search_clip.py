@@ -1,0 +1,151 @@
+"""SEARCH_CLIP on real footage: a frame found by its picture, cuts, motion; words only with a checkpoint."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clips import BIKES, BUNNY, CARPHONE, encode, footage
+from tiny_tokenizer import save_tokenizer
+
+from pixelis.config import ToolboxConfig
+from pixelis.errors import BadConfig, MissingFile
+from pixelis.operations import Scene, execute, search_clip
+from pixelis.operations.search_clip import SearchClip
+from pixelis.operations.video import Clip, open_clip
+from pixelis.records import Action, ImageView
+
+
+@functools.cache
+def three_scenes() -> Clip:
+    """72 frames at 25 a second; new scenes begin with the frames 30 and 50."""
+    parts = [*footage(BIKES, 30), *footage(BUNNY, 20), *footage(CARPHONE, 22)]
+    return open_clip(encode(parts), ToolboxConfig())
+
+
+def run(clip: Clip | None = None, target: str = "vid0", pictures=None, settings=None, images=(), **arguments):
+    clip = clip or three_scenes()
+    shown = ImageView(id="vid0.0", parent="vid0", frame=40, time=1.6, source_size=(160, 96), view_size=(160, 96))
+    media = {"vid0": clip, **(pictures or {})}
+    own = [ImageView(id=name, source_size=p.shape[1::-1], view_size=p.shape[1::-1]) for name, p in (pictures or {}).items()]
+    scene = Scene(media, [shown, *own, *images], settings=settings or ToolboxConfig())
+    return execute(Action(op="search_clip", target=target, arguments=arguments), scene)
+
+
+def test_cuts_are_found_to_the_frame():
+    observation, views = run(event="cut")
+    assert observation.status == "ok"
+    assert [moment["frame"] for moment in observation.data["moments"]] == [30, 50]
+    assert "2 hard cuts in vid0: frame 30 at 1.20 s" in observation.text
+    assert [image.frame for image in observation.images] == [30, 50]
+    np.testing.assert_array_equal(views[0], three_scenes().frame(30))
+    assert run(event="cut", start=1.3, end=1.9)[0].text.startswith("no hard cut in vid0")
+
+
+def test_cuts_are_found_to_the_frame_between_samples(monkeypatch):
+    monkeypatch.setattr(search_clip, "MAX_SAMPLES", 8)
+    observation, _ = run(event="cut")
+    assert [moment["frame"] for moment in observation.data["moments"]] == [30, 50]
+    assert observation.data["frames_seen"] == 8
+    assert "8 of 72 frames were compared first" in observation.text
+
+
+@pytest.mark.parametrize("samples", [240, 9])
+def test_the_moment_that_shows_a_picture(samples: int, monkeypatch):
+    monkeypatch.setattr(search_clip, "MAX_SAMPLES", samples)
+    picture = three_scenes().frame(59)
+    observation, _ = run(pictures={"img0": picture}, like="img0")
+    best = observation.data["moments"][0]
+    assert abs(best["frame"] - 59) <= 1
+    assert best["score"] > 0.95
+    assert "best matches" in observation.text
+
+
+def test_a_region_is_found_where_it_is_and_another_picture_is_unsure():
+    observation, _ = run(like="vid0.0", like_box=[0.3, 0.2, 0.7, 0.9])
+    assert 30 <= observation.data["moments"][0]["frame"] < 50
+    assert observation.data["moments"][0]["score"] > 0.9
+    noise = np.random.default_rng(0).integers(0, 256, (96, 160, 3), dtype=np.uint8)
+    assert run(pictures={"img0": noise}, like="img0")[0].text.startswith("unsure")
+
+
+def test_motion_is_when_most_moves():
+    still = [three_scenes().frame(60)] * 40
+    moving = [np.roll(three_scenes().frame(60), 2 * i, axis=1) for i in range(20)]
+    clip = open_clip(encode([*still, *moving, *still]), ToolboxConfig())
+    observation, _ = run(clip, event="motion")
+    assert all(40 <= moment["frame"] <= 60 for moment in observation.data["moments"])
+    assert observation.data["moments"]
+    assert run(clip, event="motion", end=1.4)[0].text == "nothing moves in vid0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({}, "bad_arguments"),
+        ({"event": "cut", "text": "a bike"}, "bad_arguments"),
+        ({"event": "fight"}, "bad_arguments"),
+        ({"event": "cut", "like_box": [0, 0, 1, 1]}, "bad_arguments"),
+        ({"text": "a bike"}, "bad_arguments"),
+        ({"like": "img7"}, "bad_target"),
+        ({"like": "vid0"}, "not_a_picture"),
+        ({"event": "cut", "start": 2.0, "end": 1.0}, "out_of_range"),
+        ({"event": "cut", "start": 99.0}, "out_of_range"),
+        ({"event": "cut", "target": "img0"}, "not_a_video"),
+        ({"like": "img0"}, "bad_arguments"),
+    ],
+)
+def test_errors_have_codes(arguments: dict, code: str):
+    observation, views = run(pictures={"img0": np.full((40, 40, 3), 9, np.uint8)}, **arguments)
+    assert (observation.code, views) == (code, [])
+    if "text" in arguments and "event" not in arguments:
+        assert "toolbox.searcher" in observation.text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A CLIP checkpoint of random weights with a tokenizer of a few words."""
+    from transformers import CLIPConfig, CLIPModel
+
+    path = tmp_path_factory.mktemp("clip")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**small, "vocab_size": 10, "max_position_embeddings": 8, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 1}
+    CLIPModel(
+        CLIPConfig(text_config=text, vision_config={**small, "image_size": 32, "patch_size": 16}, projection_dim=8)
+    ).save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+@pytest.mark.slow
+def test_words_are_scored_as_transformers_scores_them(folder: Path):
+    import torch
+
+    observation, views = run(text="a bike", settings=ToolboxConfig(searcher=str(folder)))
+    assert observation.status == "ok", observation.text
+    assert 1 <= len(views) <= 4
+    from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+
+    moment = observation.data["moments"][0]
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    square = three_scenes().frame(moment["frame"])[:, 32:128]
+    pixels = CLIPImageProcessorPil(**size)(images=square, return_tensors="pt")["pixel_values"]
+    tokens = AutoTokenizer.from_pretrained(folder)(["a bike"], padding="max_length", max_length=8, return_tensors="pt")
+    with torch.inference_mode():
+        model = CLIPModel.from_pretrained(folder).eval()
+        output = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], pixel_values=pixels)
+    expected = output.logits_per_image.item() / model.logit_scale.exp().item()
+    assert moment["score"] == pytest.approx(expected, abs=5e-3)
+    SearchClip.ready(ToolboxConfig(searcher=str(folder)))
+    SearchClip.ready(ToolboxConfig())
+
+
+def test_a_wrong_folder_is_named_when_a_job_starts(tmp_path: Path):
+    with pytest.raises(MissingFile, match="there is no") as caught:
+        SearchClip.ready(ToolboxConfig(searcher=str(tmp_path / "none")))
+    assert "hf download" in str(caught.value.fix)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(BadConfig, match="'bert'"):
+        SearchClip.ready(ToolboxConfig(searcher=str(tmp_path)))
