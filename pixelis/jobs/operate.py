@@ -297,7 +297,7 @@ def _is_picture(path: Path, request: Request) -> bool:
 
     from pixelis.operations.image import FORMATS, not_accepted
 
-    moving = request.frame is not None or _normal(request.operation) in ("track_object", "select_frames")
+    moving = request.frame is not None or _normal(request.operation) in ("track_object", "select_frames", "search_clip")
     try:
         with Image.open(path, formats=FORMATS) as image:
             return not (moving and getattr(image, "n_frames", 1) > 1)

@@ -73,7 +73,7 @@ class Compare(Operation):
 
 def _cut(target: Target, edges: Edges) -> np.ndarray:
     left, top, right, bottom = edges
-    return np.ascontiguousarray(target.picture[top:bottom, left:right])
+    return target.picture[top:bottom, left:right].copy()
 
 
 def _views(first: np.ndarray, second: np.ndarray, scene: Scene) -> tuple[np.ndarray, np.ndarray]:

@@ -144,3 +144,29 @@ def test_folders_that_hold_no_detector(folders, tmp_path: Path):
 def test_errors_have_codes(folders, arguments: dict, code: str):
     observation, views = run(folders["owlvit"], **arguments)
     assert (observation.code, views) == (code, [])
+
+
+@pytest.mark.slow
+def test_grounding_dino_sees_what_its_processor_shows_it(tmp_path: Path):
+    import torch
+    import transformers
+
+    vision = {"image_size": 64, "patch_size": 4, "embed_dim": 8, "depths": [1] * 4, "num_heads": [1, 1, 2, 2], "window_size": 2}
+    text = {**SMALL, "vocab_size": 10, "max_position_embeddings": 300}
+    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = transformers.GroundingDinoConfig(
+        backbone_config=transformers.SwinConfig(**vision, out_features=["stage2", "stage3", "stage4"]),
+        text_config=transformers.BertConfig(**text),
+        **{"num_queries": 20, "d_model": 32, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_text_len": 16, **layers},
+    )
+    transformers.GroundingDinoForObjectDetection(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    detector = find.load(str(tmp_path))
+    picture = COFFEE[:100, :160]
+    pixels = transformers.GroundingDinoImageProcessorPil()(images=picture, return_tensors="pt")["pixel_values"]
+    assert torch.equal(detector._pixels(picture)["pixel_values"], pixels)
+    boxes, scores = detector.detect(picture, "Red cup")
+    assert len(boxes) == len(scores) > 0
+    assert (boxes[:, :2] < boxes[:, 2:]).all()
+    tokens = detector._tokens("Red cup. ")
+    assert detector.tokenizer.decode(tokens["input_ids"][0]) == "<s> red cup . </s>"

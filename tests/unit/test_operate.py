@@ -229,6 +229,26 @@ def test_lists_of_places_and_places_of_other_names(shell):
     assert shell("photo.png", "compare", "box=0,0,0.5,1", "other_box=0.5,0,1,1")[0] == 0
 
 
+def test_code_and_searches_from_the_shell(shell, clip):
+    code, result, _ = shell("photo.png", "python", "code=print(image.shape); show(image[:40])")
+    assert (code, result["text"]) == (0, "(400, 600, 3)")
+    assert [Path(path).name for path in result["pictures"]] == ["python.view.png"]
+    code, result, said = shell("photo.png", "find", "text=red cup")
+    assert (code, result) == (2, None)
+    assert "hf download" in said
+    code, result, _ = shell("photo.png", "compare", "other=img7")
+    assert (code, result["code"]) == (1, "bad_target")
+    code, result, said = shell("photo.png", "compare", "other=img7", "other_box=0,0,1,1")
+    assert code in (1, 2)
+    assert "img7" in said
+    assert "Traceback" not in said
+    frames = [Image.fromarray(np.full((32, 40, 3), 60 * i, np.uint8)) for i in range(4)]
+    frames[0].save("moving.gif", save_all=True, append_images=frames[1:])
+    code, result, _ = shell("moving.gif", "search_clip", "event=cut")
+    assert code == 0
+    assert result["media"]["frames"] == 4
+
+
 def test_words_in_the_other_order_and_spellings_that_are_clear(shell):
     assert shell("zoom_in", "photo.png", "box=[0,0,0.5,0.5]")[0] == 0
     assert shell("photo.png", "ZOOM-IN", "box=0,0,0.5,0.5")[0] == 0
