@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tiny_policy import folder
 
+from pixelis.datasets import cards
 from pixelis.telemetry import events
 
 pytestmark = pytest.mark.slow
@@ -82,15 +83,18 @@ def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(tmp_pat
 
 
 @pytest.mark.timeout(900)
-def test_a_text_model_trains_on_rollouts_of_vllm(tmp_path: Path) -> None:
-    """The first step and, with the weights that it published, the second."""
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("qwen2_vl", marks=pytest.mark.long)])
+def test_other_families_train_on_rollouts_of_vllm(tmp_path: Path, family: str) -> None:
+    """A text model and Qwen2-VL: the first step and, with the weights that it published, the second."""
     pytest.importorskip("vllm")
     rows = [{"id": f"q{n}", "question": f"{n} + 3?", "answers": ["7"]} for n in range(4)]
+    if family == "qwen2_vl":
+        rows = [cards.question_row("train", 1, n) for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    tools = [] if family == "qwen2_vl" else ["toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"]
     process, run_dir, log = run(
         tmp_path,
-        *(f"policy.model={folder('qwen2')}", f"data.train={tmp_path}/rows.jsonl", "rft.steps=2"),
-        *("toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"),
+        *(f"policy.model={folder(family)}", f"data.train={tmp_path}/rows.jsonl", "rft.steps=2", *tools),
         *("policy.lora.targets=[q_proj, v_proj]", "dialogue.max_context=1024", "learner.row_tokens=1024"),
     )
     try:
