@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,16 @@ def lower_priority(config: Config) -> None:
     """Without a GPU, raise the niceness of this busy process, so that it does not delay short requests to other processes."""
     if not config.engine.gpus:
         os.nice(4)
+
+
+def run_when_idle() -> None:
+    """Let this thread, and those it starts, use only what other processes leave of the processors, on Linux.
+
+    A learner beside a service on one machine: its start alone would take more of two cores than the generators get, which answer.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # some sandboxes refuse it: then the learner is as quick as the others
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def freeze_gc() -> None:

@@ -26,7 +26,7 @@ class TrainJob:
     """Job of every learner worker.
 
     ``loss`` is the loss of policy updates; ``temperature`` that of the rollouts; ``ema`` the decay of the published weight
-    average; ``lr`` overrides ``learner.lr``; ``critic`` is that of PPO.
+    average; ``lr`` overrides ``learner.lr``; ``critic`` is that of PPO; ``background``: others on the machine come first.
     """
 
     config: Config
@@ -36,6 +36,7 @@ class TrainJob:
     ema: float = 0.0
     lr: float | None = None
     critic: CriticConfig | None = None
+    background: bool = False
 
     @property
     def weights(self) -> WeightPublisher:

@@ -39,7 +39,10 @@ class ServeConfig(Section):
     )
     max_question_chars: int = Field(4000, ge=1, description="maximum length of a question")
     max_queue: int | None = Field(
-        None, ge=1, description="waiting requests per replica above which it answers 429; unset: as many as are running"
+        None,
+        ge=1,
+        description="waiting requests per replica above which it answers 429; unset: as many as are running, and "
+        "four times as many in the first ten seconds of an overload",
     )
     timeout_s: float = Field(60.0, gt=0, description="timeout in seconds of a request, after which its rollouts are cancelled")
     replicas: int | None = Field(

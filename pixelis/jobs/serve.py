@@ -94,7 +94,11 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
     beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
     loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
     source = UpdateSource(online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
-    return learner.fit(TrainJob(online_config, source, loss, config.serve.sampling.temperature, e.ema, e.lr), name=actors.name)
+    # On processors that it shares with generators, learning waits for answers. With GPUs its processor time is little.
+    job = TrainJob(
+        online_config, source, loss, config.serve.sampling.temperature, e.ema, e.lr, background=not config.learner.gpus
+    )
+    return learner.fit(job, name=actors.name)
 
 
 class Learning:

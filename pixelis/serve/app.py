@@ -19,7 +19,7 @@ from pixelis.errors import BadConfig
 from pixelis.serve.backends import Backends
 from pixelis.serve.gateway import Gateway
 from pixelis.serve.keys import KeyFile, digest, key_file
-from pixelis.serve.limits import running_limit, waiting_limit
+from pixelis.serve.limits import burst_limit, running_limit
 
 APP_NAME = "pixelis"
 _SERVICE = re.compile(r"(?P<name>(?P<run>.+)-serve-[0-9a-f]{6})-store")
@@ -36,7 +36,7 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
     """
     s = config.serve.model_copy(update={"replicas": config.serve.replicas or _default_replicas(config.serve.max_replicas)})
     config = config.model_copy(update={"serve": s})
-    max_requests = running_limit(config) + waiting_limit(config) + SPARE_REQUESTS
+    max_requests = running_limit(config) + burst_limit(config) + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas is not None:
         load = float(max(1, running_limit(config)))

@@ -29,7 +29,7 @@ from pixelis.serve.access import Shield, is_local
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.dependencies import openapi
-from pixelis.serve.limits import running_limit, waiting_limit
+from pixelis.serve.limits import burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.responses import add_exception_handlers
 from pixelis.serve.routes import agent, chat, evolution, experiences, files, health, responses
@@ -100,7 +100,8 @@ async def _follow_generators(state: GatewayState) -> None:
                 scaler = await asyncio.to_thread(ray.get_actor, backends.scaler, backends.namespace)
                 names = await scaler.generators.remote()
             state.agent.router.set_members(names)
-            state.admission.resize(running_limit(config, len(names)), waiting_limit(config, len(names)))
+            n = len(names)
+            state.admission.resize(running_limit(config, n), waiting_limit(config, n), burst_limit(config, n))
         await asyncio.sleep(POLL_S)
 
 

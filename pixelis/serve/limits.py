@@ -15,6 +15,11 @@ from pixelis.config import Config
 from pixelis.errors import Overloaded
 
 MAX_RETRY_AFTER_S = 60.0
+BURST, BURST_S = 4, 10.0
+"""Without `serve.max_queue`, so many times as many requests may wait in the first seconds of an overload.
+
+Another gateway that died, or a learner that starts, then costs callers time, but no refusal.
+"""
 MAX_CLIENTS = 10_000
 """Clients tracked at once; the one idle for longest is dropped first."""
 
@@ -33,18 +38,34 @@ def waiting_limit(config: Config, generators: int | None = None) -> int:
     return config.serve.max_queue or running_limit(config, generators)
 
 
-class Admission:
-    """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are refused at once."""
+def burst_limit(config: Config, generators: int | None = None) -> int:
+    """Requests that may wait in the first BURST_S seconds of an overload."""
+    return config.serve.max_queue or BURST * running_limit(config, generators)
 
-    def __init__(self, running: int, waiting: int):
-        self.slots, self.capacity, self.running = asyncio.Semaphore(running), running + waiting, running
+
+class Admission:
+    """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are refused at once.
+
+    In the first BURST_S seconds of an overload, which ends when nobody waits any more, ``burst`` may wait.
+    """
+
+    def __init__(self, running: int, waiting: int, burst: int = 0, clock: Callable[[], float] = time.monotonic):
+        self.slots, self.running, self.clock = asyncio.Semaphore(running), running, clock
+        self.waiting, self.burst = waiting, max(burst, waiting)
         self.inside = self.surplus = 0
+        self.overloaded_since: float | None = None
         self.shed = 0
         self.mean_s = 1.0
 
     def require_room(self) -> None:
         """Raises Overloaded with the expected waiting time if no further request may enter."""
-        if self.inside >= self.capacity:
+        if self.inside < self.running + self.waiting:
+            return
+        now = self.clock()
+        if self.overloaded_since is None:
+            self.overloaded_since = now
+        begins = now - self.overloaded_since < BURST_S
+        if self.inside >= self.running + (self.burst if begins else self.waiting):
             self.shed += 1
             wait = self.mean_s * (self.inside - self.running + 1) / self.running
             raise Overloaded("too many requests are waiting", retry_after_s=min(max(wait, 1.0), MAX_RETRY_AFTER_S))
@@ -58,11 +79,13 @@ class Admission:
             yield
         finally:
             self.inside -= 1
+            if self.inside <= self.running:
+                self.overloaded_since = None
 
-    def resize(self, running: int, waiting: int) -> None:
+    def resize(self, running: int, waiting: int, burst: int = 0) -> None:
         """Change the limits. A lower one takes effect as running requests end."""
         self.surplus += self.running - running
-        self.capacity, self.running = running + waiting, running
+        self.running, self.waiting, self.burst = running, waiting, max(burst, waiting)
         while self.surplus < 0:
             self.surplus += 1
             self.slots.release()

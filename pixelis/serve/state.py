@@ -17,7 +17,7 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
 from pixelis.serve.files import FileStore
-from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, running_limit, waiting_limit
+from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.quotas import KeyQuota
 
@@ -40,7 +40,7 @@ class GatewayState:
         self.config, self.agent = config, agent
         self.created = int(time.time())
         self.access = Access(config, key_digest, ingress)
-        self.admission = Admission(running_limit(config), waiting_limit(config))
+        self.admission = Admission(running_limit(config), waiting_limit(config), burst_limit(config))
         self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
         self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)

@@ -18,9 +18,46 @@ from pixelis.serve.access import Access, Shield, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.keys import digest
-from pixelis.serve.limits import ByteBudget, RateLimits, Uploads
+from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
+
+# -- admission ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_overload_delays_and_a_lasting_one_is_refused() -> None:
+    """A gateway that died sends its requests to the other one for some seconds: they wait there."""
+    now = 0.0
+    admission = Admission(running=2, waiting=2, burst=8, clock=lambda: now)
+    inside = [admission.enter() for _ in range(10)]
+    for request in inside:
+        request.__enter__()
+    with pytest.raises(Overloaded):
+        admission.enter().__enter__()
+    inside.pop().__exit__(None, None, None)
+    now = BURST_S + 1  # the queue was never empty since: every request would wait longer and longer
+    for _ in range(6):
+        with pytest.raises(Overloaded):
+            admission.enter().__enter__()
+        inside.pop().__exit__(None, None, None)
+    assert admission.inside == 3
+    inside.append(admission.enter())
+    inside[-1].__enter__()
+    while inside:
+        inside.pop().__exit__(None, None, None)
+    inside += [admission.enter() for _ in range(10)]
+    for request in inside:
+        request.__enter__()
+    with pytest.raises(Overloaded):
+        admission.enter().__enter__()
+
+
+def test_a_configured_queue_holds_no_more() -> None:
+    config = load(None, ["engine.workers=1", "engine.max_num_seqs=8", "serve.samples=4", "serve.replicas=1"])
+    assert (running_limit(config), waiting_limit(config), burst_limit(config)) == (2, 2, 8)
+    config = load(None, ["serve.max_queue=3"])
+    assert waiting_limit(config) == burst_limit(config) == 3
+
 
 # -- rates --------------------------------------------------------------------------------------------------------------
 
