@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -22,7 +23,8 @@ from pixelis.errors import BadConfig
 log = logging.getLogger(__name__)
 
 FILE = "alerts.jsonl"
-RECENT = 200
+RECENT, TAIL_BYTES = 200, 100_000
+"""Alerts that are kept in memory, and the end of the file from which a new process reads the last ones."""
 WEBHOOK_TIMEOUT_S = 5.0
 WEBHOOK_QUEUE = 100
 SEVERITY = {"info": 0, "warning": 1, "critical": 2}
@@ -65,8 +67,8 @@ class Alert:
 class Alerter:
     """Compares metrics with the built-in thresholds and those of ``config.extra``.
 
-    Alerts are appended to alerts.jsonl in ``folder``; None writes no file. Raises BadConfig when the webhook's environment
-    variable holds no http(s) URL.
+    Alerts are appended to alerts.jsonl in ``folder``, from which a restarted process knows the last ones; None uses no file.
+    Raises BadConfig when the webhook's environment variable holds no http(s) URL.
     """
 
     def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] | None = None):
@@ -75,8 +77,8 @@ class Alerter:
         url = (os.environ if environment is None else environment).get(config.webhook_env, "")
         self.webhook = Webhook(url, config.webhook_env) if url else None
         self.counts: Counter[str] = Counter()
-        self._latest: dict[tuple[str, str], Alert] = {}
-        self._recent: deque[Alert] = deque(maxlen=RECENT)
+        self._recent: deque[Alert] = deque(self._earlier(), maxlen=RECENT)
+        self._latest = {(alert.component, alert.metric): alert for alert in self._recent}
         self._lock = threading.Lock()
 
     def check(self, metrics: Mapping[str, float], now: float | None = None, component: str = "service") -> list[Alert]:
@@ -110,6 +112,21 @@ class Alerter:
                 alerts.append(alert)
         return alerts
 
+    def _earlier(self) -> list[Alert]:
+        """The last alerts of the file, oldest first; lines that are none, such as a torn one, are skipped."""
+        alerts: list[Alert] = []
+        try:
+            with open(self.file or os.devnull, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return alerts
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                alert = Alert(**json.loads(line))
+                alerts += [alert] if alert.severity in SEVERITY and alert.time >= 0 else []
+        return alerts
+
     def _exceeded(self, metric: str, value: float) -> ThresholdConfig | None:
         """The most severe threshold that the value is beyond; the first of equals."""
         exceeded = [
@@ -124,8 +141,11 @@ class Alerter:
         if self.file is not None:
             try:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.file, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(alert), default=str) + "\n")
+                with open(self.file, "ab+") as file:
+                    if end := file.seek(0, os.SEEK_END):
+                        file.seek(end - 1)
+                        file.write(b"" if file.read(1) == b"\n" else b"\n")  # a kill may have cut the last line off
+                    file.write(json.dumps(asdict(alert), default=str).encode() + b"\n")
             except OSError as error:
                 self.counts["file_failed"] += 1
                 log.warning("cannot append an alert to %s: %s", self.file, error)

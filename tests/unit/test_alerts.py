@@ -104,6 +104,20 @@ def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
     assert alerter.recent(0) == []
 
 
+def test_a_restarted_process_repeats_no_alert_within_its_cooldown(tmp_path):
+    Alerter(AlertsConfig(), tmp_path, environment={}).check({"mean_kl": 0.5, "queue_size": 901}, now=8.0)
+    with (tmp_path / "alerts.jsonl").open("a") as file:
+        file.write('{"time": 9, "metric": 7}\n[]\n{"time": 9.0, "compo')  # of another version, and cut off by a kill
+    alerter = Alerter(AlertsConfig(), tmp_path, environment={})
+    assert [alert.metric for alert in alerter.recent()] == ["queue_size", "mean_kl"]
+    assert alerter.check({"mean_kl": 0.6}, now=300.0) == []
+    assert [alert.metric for alert in alerter.check({"mean_kl": 0.6, "memory_usage": 0.95}, now=309.0)] == [
+        "mean_kl",
+        "memory_usage",
+    ]
+    assert len(Alerter(AlertsConfig(), tmp_path, environment={}).recent()) == 4, "the cut line harms no other"
+
+
 def test_a_file_that_cannot_be_written_is_counted(tmp_path):
     (tmp_path / "run").write_text("no folder")
     alerter = Alerter(AlertsConfig(), tmp_path / "run", environment={})
