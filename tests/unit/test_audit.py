@@ -168,6 +168,17 @@ def test_a_removed_log_is_not_an_empty_one(tmp_path, monkeypatch, capsys):
     assert "5 events were written to it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rotated", [False, True])
+def test_an_emptied_log_is_found_and_stays_visible_when_the_log_goes_on(tmp_path, rotated):
+    log_of(tmp_path, 12, AuditConfig(rotate_bytes=1200) if rotated else HUGE)
+    last = sorted(tmp_path.glob("audit-*.jsonl"))[-1]
+    assert (last.name != "audit-00000001.jsonl") == rotated
+    last.write_bytes(b"")
+    assert not audit.verify(tmp_path).ok
+    log_of(tmp_path, 1)
+    assert not audit.verify(tmp_path).ok
+
+
 def test_an_end_cut_off_together_with_its_anchor_is_found_with_a_stored_head(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "audit"
     log_of(folder, 5)
