@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import gc
 import io
-import sqlite3
 import tempfile
 import time
 from pathlib import Path
@@ -127,7 +126,7 @@ class Parts:
                     question=question, trajectory=trajectory, verdict=verdict, policy_version=0, created_at=0.0
                 )
                 shard.add([Entry(experience, None, {"img0": png})])
-        with sqlite3.connect(shard.database.path) as database:
+        with shard.database.read() as database:
             (stored,) = database.execute("SELECT sum(length(png)) FROM pictures").fetchone()
         shard.close()
         return int(stored), distinct

@@ -34,6 +34,16 @@ MAX_BATCH = 256
 PROBE_S = 1.0
 """Seconds between attempts to write after the disk refused."""
 
+
+def connect(path: Path, mode: str = "rwc", **options: Any) -> sqlite3.Connection:
+    """Connect to a database that only this process uses. mode: ``rwc`` to create and change it, ``ro`` to read.
+
+    The index of its log is in the process's memory (SQLite's VFS ``unix-excl``). In a file that is mapped into memory, as SQLite
+    has it otherwise, writing it on a disk that has become read-only would kill the process.
+    """
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl", uri=True, timeout=30, **options)
+
+
 Change = Callable[[sqlite3.Connection], Any]
 """Runs in a transaction; its result is returned to the caller after the commit."""
 
@@ -68,7 +78,7 @@ class Database:
             os.replace(fresh, self.path)
         with contextlib.ExitStack() as stack:
             try:
-                self._writer = prepare(sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30))
+                self._writer = prepare(connect(self.path, check_same_thread=False, isolation_level=None))
                 stack.callback(lambda: self._writer.close())
                 os.chmod(self.path, 0o600)
                 # secure_delete overwrites deleted records.
@@ -101,7 +111,7 @@ class Database:
         (count,) = self._writer.execute("SELECT count(*) FROM experiences").fetchone() if not problem else (None,)
         try:
             fresh.unlink(missing_ok=True)
-            with contextlib.closing(prepare(sqlite3.connect(fresh, isolation_level=None))) as target:
+            with contextlib.closing(prepare(connect(fresh, isolation_level=None))) as target:
                 os.chmod(fresh, 0o600)
                 create(target)
                 target.execute("BEGIN")
@@ -244,7 +254,7 @@ class Database:
         try:
             connection = self._readers.get_nowait()
         except queue.Empty:
-            connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, check_same_thread=False, timeout=30)
+            connection = connect(self.path, "ro", check_same_thread=False)
             prepare(connection)
         try:
             yield connection

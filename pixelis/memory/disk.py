@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +59,15 @@ def _code(path: Path, error: OSError | sqlite3.Error) -> str:
     if number == sqlite3.SQLITE_FULL:
         return NO_SPACE
     folder = path.parent if path.parent.exists() else Path("/")
-    if number == sqlite3.SQLITE_READONLY or os.statvfs(folder).f_flag & os.ST_RDONLY:
+    if number == sqlite3.SQLITE_READONLY or _is_read_only(folder):
         return READ_ONLY
     return IO_ERROR if has_space(folder) else NO_SPACE
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Whether no file can be created in ``folder``: a disk that the kernel made read-only says so only then."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.errno in _FORBIDDEN
+    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.memory import Entry, Shard
 from pixelis.memory import rows as rows_module
 from pixelis.memory import shard as shard_module
+from pixelis.memory.database import connect
 from pixelis.memory.schema import prepare
 from pixelis.records import Feedback
 
@@ -105,7 +105,7 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, mo
     for number, entry in enumerate(given):
         entry.pictures = {"img0": PNG + b"%d" % number}
     shard.add(given)
-    with sqlite3.connect(tmp_path / "shard.sqlite") as db:  # a change that the checksums do not know
+    with connect(tmp_path / "shard.sqlite") as db:  # a change that the checksums do not know
         prepare(db).execute("UPDATE vectors SET checksum = x'00' WHERE seq = 4")
         db.execute("UPDATE experiences SET record = replace(record, 'Which', X'ff') WHERE id = 'e5'")
         db.execute("UPDATE pictures SET png = x'89' WHERE hash = (SELECT hash FROM experience_pictures WHERE seq = 7)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from memory_entries import PNG, entries, wait_for
-from small_disks import fill, make_read_only, small_disk
+from small_disks import fail, failing_disk, fill, freeze, make_read_only, mount_again, small_disk
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import InfraFailure
@@ -117,6 +117,28 @@ def test_a_start_on_a_full_or_read_only_disk_says_so(tmp_path: Path) -> None:
             with pytest.raises(InfraFailure, match="read-only") as caught:
                 Shard(disk / folder, MemoryConfig())
             assert caught.value.code == "read_only"
+
+
+def test_a_disk_that_becomes_read_only_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """The kernel does so when a disk fails; files that are open can then not be written either."""
+    with failing_disk(tmp_path / "disk") as disk:
+        shard = Shard(disk / "shard", MemoryConfig())
+        assert shard.add([large(1)]) == [True]
+        for make, undo in ((freeze, lambda folder: freeze(folder, False)), (fail, None)):
+            make(disk)
+            with pytest.raises(InfraFailure, match="read-only") as caught:
+                shard.add([large(2)])
+            assert (caught.value.code, shard.stats()["refusal"]) == ("read_only", "read_only")
+            assert len(shard.search(large(0).vector[None], 9)[0]) == 1, "it still answers"
+            if undo is not None:
+                undo(disk)
+                wait_for(lambda: not shard.stats()["refusal"])  # without a request
+        shard.close()
+        mount_again(disk)
+        shard = Shard(disk / "shard", MemoryConfig())
+        assert shard.add([large(2)]) == [True]
+        assert all(shard.rows(["e1", "e2"]))
+        shard.close()
 
 
 def test_the_clock_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from memory_entries import PNG, entries, made
 
 from pixelis.config import MemoryConfig
 from pixelis.memory import Entry, Shard
+from pixelis.memory.database import connect
 from pixelis.memory.schema import prepare
 
 CONTENTS = [PNG + random.Random(i).randbytes(3000) for i in range(4)]
@@ -27,7 +28,7 @@ CHANGES = st.one_of(
 
 def stored(folder: Path) -> list[bytes]:
     """The contents in the table of pictures."""
-    with sqlite3.connect(folder / "shard.sqlite") as db:
+    with connect(folder / "shard.sqlite") as db:
         result = [png for (png,) in db.execute("SELECT png FROM pictures")]
     db.close()
     return result
@@ -106,7 +107,7 @@ def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_n
     assert shard.database.salvaged is not None
     assert shard.database.salvaged.without_pictures == ["e0", "e1"]
     assert [shard.pictures(f"e{i}") for i in range(3)] == [{"img1": CONTENTS[1]}, {}, {"img0": CONTENTS[1]}]
-    with sqlite3.connect(tmp_path / "shard.sqlite") as db:  # while it is open
+    with connect(tmp_path / "shard.sqlite") as db:  # while it is open
         db.execute("UPDATE pictures SET png = x'89'")
     db.close()
     assert shard.pictures("e2") == {}
