@@ -13,8 +13,9 @@ import numpy as np
 import ray
 
 from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
+from pixelis.actors.episode_tools import BoundTools, EnvironmentTools
 from pixelis.actors.generator_router import RolloutRequest
-from pixelis.actors.toolbox_pool import EnvironmentTools, ToolboxPool
+from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.render import Renderer
@@ -196,8 +197,8 @@ class Generator:
             version = self.engine.version
             opened, (images, views) = await self.tools.open(question.media, request.pictures)
             if request.operations and environment_of(question, self.renderer.environments) is not None:
-                environments += [self.tools.environment(opened, question) for _ in sessions]
-            tools = self.tools.bound(opened) if request.operations else None
+                environments += [EnvironmentTools(self.tools, opened, question) for _ in sessions]
+            tools = BoundTools(self.tools, opened) if request.operations else None
             episodes = await asyncio.gather(
                 *(
                     _traced_episode(

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import os
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Hashable, Iterator, Mapping
+from collections.abc import Coroutine, Hashable, Mapping
 from typing import Any
 
 import ray
@@ -22,14 +20,13 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.toolbox import Call, InitialViews, Objects, Outcome, Toolbox
-from pixelis.actors.toolbox_work import ByteCache, Job, Opened, Worker
+from pixelis.actors.toolbox_cache import ByteCache, call_key, media_key
+from pixelis.actors.toolbox_work import Job, Opened, Worker
 from pixelis.config import Config
-from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
-from pixelis.operations import geometry, select
+from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.operations import select
 from pixelis.operations.media import first_look
-from pixelis.operations.scale import Scale
-from pixelis.records import Action, ImageView, Media, Question, new_id
-from pixelis.telemetry import tracing
+from pixelis.records import Action, ImageView, Media
 
 QUICK_BATCH = 64
 """Maximum number of quick calls in a batch."""
@@ -94,7 +91,7 @@ class ToolboxPool:
             pixels = dict(zip(decoded, await asyncio.gather(*map(_value, decoded.values())), strict=True))
             initial = await asyncio.to_thread(first_look, pixels, self.config.dialogue, self.multiple)
             return Opened(decoded, {item.id: item.uri for item in media}), initial
-        key = _media_key(media) if self.config.toolbox.cache_bytes else None
+        key = media_key(media) if self.config.toolbox.cache_bytes else None
         if key is not None and (cached := self.pictures.get(key)):
             return cached
         job = self.in_flight.get(key) if key is not None else None
@@ -104,28 +101,20 @@ class ToolboxPool:
                 self.in_flight[key] = job
         return await self._wait(job)
 
-    def bound(self, opened: Opened) -> BoundTools:
-        """Tools of a group of episodes."""
-        return BoundTools(self, opened)
-
-    def environment(self, opened: Opened, question: Question) -> EnvironmentTools:
-        """The environment of a question for one episode, on the worker with the fewest."""
-        worker = min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
-        return EnvironmentTools(self, worker, opened, question)
-
     async def execute(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Outcome:
         """Run an operation; failures of the operation are error observations. Raises InfraFailure if no worker is available.
 
         The views are read-only and may be shared with other callers.
         """
         self.counts["calls"] += 1
-        key = self._cache_key(action, images, objects, opened) if self.config.toolbox.cache_bytes else None
+        operation, key = self.operations.get(action.op), None
+        if operation is not None and self.config.toolbox.cache_bytes:
+            key = call_key(operation, self.kind, action, images, objects, opened)
         if key is not None and (cached := self.cache.get(key)):
             self.counts["hits"] += 1
             return cached
         job = self.in_flight.get(key) if key is not None else None
         if job is None:
-            operation = self.operations.get(action.op)
             quick = operation is None or operation.quick
             job = self._submit(Call(action, images, objects), opened=opened, key=key, quick=quick)
             if key is not None:
@@ -133,6 +122,15 @@ class ToolboxPool:
         else:
             self.counts["hits"] += 1
         return await self._wait(job)
+
+    def environment_worker(self) -> Worker:
+        """The worker with the fewest environments."""
+        return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
+
+    async def execute_on(self, worker: Worker, call: Call, opened: Opened) -> Outcome:
+        """Run a call of an environment on the worker that holds it. Raises InfraFailure when the worker is lost."""
+        self.counts["calls"] += 1
+        return await self._wait(self._submit(call, opened=opened, worker=worker))
 
     def health(self) -> dict[str, Any]:
         """Number and process ids of workers, calls, failures by code, restarts and cache size."""
@@ -429,109 +427,6 @@ class ToolboxPool:
     def _reject(self, job: Job, error: Exception) -> None:
         self.failures[getattr(error, "code", type(error).__name__)] += 1
         self._unregister(job).future.set_exception(error)
-
-    def _cache_key(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Hashable:
-        """Everything that a result depends on: media, operation, arguments, and the views and objects named in these.
-
-        None for a call with invalid arguments.
-        """
-        if (operation := self.operations.get(action.op)) is None:
-            return None
-        try:
-            arguments = operation.check(action.arguments)
-            scale = Scale.of(self.kind, images)  # type: ignore[arg-type]
-            regions: list[tuple] = []
-            named_objects: list[str] = []
-            view_ids = {image.id for image in images}
-            for name in (action.target, *_strings(action.arguments)):
-                if name in view_ids:
-                    links = geometry.chain(images, name)
-                    root = links[0]
-                    regions.append((name, root.id, root.parent, root.frame, geometry.to_root(links), scale.extent(name)))
-                elif name in opened.hashes:
-                    regions.append((name, *(image.view_size for image in images if image.parent == name)))
-                if name in objects:
-                    named_objects.append(repr(objects[name]))
-        except OperationError:
-            return None
-        media = tuple(opened.hashes.items())
-        return action.op, action.target, arguments.model_dump_json(), media, tuple(regions), tuple(named_objects)
-
-
-def _media_key(media: list[Media]) -> Hashable:
-    """What pictures are opened from, with the state of their files. None for clips, and for files that cannot be found."""
-    parts: list[tuple] = []
-    for item in media:
-        if item.kind != "image":
-            return None
-        if item.uri.startswith(("data:", "cards:")):
-            parts.append((item.id, hashlib.sha256(item.uri.encode()).digest()))
-            continue
-        try:
-            state = os.stat(item.uri)
-        except (OSError, ValueError):
-            return None
-        parts.append((item.id, item.uri, state.st_ino, state.st_mtime_ns, state.st_size))
-    return "open", *parts
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(inner)
-
-
-class BoundTools:
-    """Operations on the images of a question, as `dialogue.agent` calls them."""
-
-    def __init__(self, pool: ToolboxPool, opened: Opened):
-        self.pool, self.opened = pool, opened
-
-    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
-        """Run an operation on the pool."""
-        with tracing.span(action.op, target=action.target) as span:
-            observation, views = await self.pool.execute(action, images, objects, self.opened)
-            if observation.status == "error":
-                tracing.failed(span, observation.code or "")
-            return observation, views
-
-
-class EnvironmentTools:
-    """The environment of one episode, as `dialogue.agent` calls it. It lives in one process and ends with it.
-
-    Raises InfraFailure with a code `environment_...` when it is lost, takes too long, or fails itself.
-    """
-
-    def __init__(self, pool: ToolboxPool, worker: Worker, opened: Opened, question: Question):
-        self.pool, self.worker, self.opened, self.question = pool, worker, opened, question
-        self.episode = new_id("environment")
-        worker.environments.add(self.episode)
-
-    async def reset(self) -> Outcome:
-        """Start the environment."""
-        self.worker.environments.add(self.episode)
-        return await self._call(Call(Action(op="reset", target=""), [], {}, episode=self.episode, question=self.question))
-
-    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
-        """Carry out an action."""
-        if self.episode not in self.worker.environments:
-            raise InfraFailure("the process of the environment ended", code="environment_lost")
-        return await self._call(Call(action, images, objects, episode=self.episode))
-
-    async def _call(self, call: Call) -> Outcome:
-        self.pool.counts["calls"] += 1
-        observation, views = await self.pool._wait(self.pool._submit(call, opened=self.opened, worker=self.worker))
-        if (observation.code or "").startswith("environment_"):
-            raise InfraFailure(observation.text, code=observation.code)
-        return observation, views
-
-    def close(self) -> None:
-        """Release the environment. Idempotent."""
-        if self.episode in self.worker.environments:
-            self.worker.environments.discard(self.episode)
-            self.worker.handle.release.remote(self.episode)
 
 
 async def _value(ref: ray.ObjectRef) -> Any:

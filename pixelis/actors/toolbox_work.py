@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -25,37 +24,6 @@ class Opened:
 
     refs: Mapping[str, ray.ObjectRef]
     hashes: Mapping[str, str]
-
-
-class ByteCache:
-    """The most recently used values by key, of at most ``max_bytes`` in total."""
-
-    def __init__(self, max_bytes: int):
-        self.max_bytes, self.bytes = max_bytes, 0
-        self.values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-
-    def get(self, key: Hashable) -> Any:
-        """The value of a key, None if there is none."""
-        if key not in self.values:
-            return None
-        self.values.move_to_end(key)
-        return self.values[key][0]
-
-    def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Add a value of ``size`` bytes, and drop the least recently used ones that no longer fit."""
-        if key in self.values:
-            self.bytes -= self.values.pop(key)[1]
-        if size > self.max_bytes:
-            return
-        self.values[key] = value, size
-        self.bytes += size
-        while self.bytes > self.max_bytes:
-            self.bytes -= self.values.popitem(last=False)[1][1]
-
-    def clear(self) -> None:
-        """Drop all values."""
-        self.values.clear()
-        self.bytes = 0
 
 
 @dataclass(slots=True, eq=False)

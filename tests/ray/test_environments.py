@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pixelis.actors.toolbox_pool import EnvironmentTools, ToolboxPool
+from pixelis.actors.episode_tools import EnvironmentTools
+from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import parse
 from pixelis.errors import InfraFailure
 from pixelis.operations import Environment, EnvironmentAction, EnvironmentResult, OperationArguments
@@ -76,7 +77,7 @@ async def _pool(settings: dict) -> ToolboxPool:
 
 async def begin(pool: ToolboxPool, count: int) -> list[EnvironmentTools]:
     opened, _ = await pool.open([])
-    tools = [pool.environment(opened, Question(id="q", question="", environment="counter")) for _ in range(count)]
+    tools = [EnvironmentTools(pool, opened, Question(id="q", question="", environment="counter")) for _ in range(count)]
     assert {observation.text for observation, _ in await asyncio.gather(*(t.reset() for t in tools))} == {"Count."}
     return tools
 

@@ -15,6 +15,7 @@ from clips import encode, footage
 from ray.actor import ActorHandle
 from scripted import picture_url
 
+from pixelis.actors.episode_tools import BoundTools
 from pixelis.actors.generator import Generator
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
@@ -138,7 +139,7 @@ def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHan
         try:
             opened, (images, _) = await pool.open(pictures.media, pictures.full)
             action = Action(op="select_frames", target="vid0", arguments={"frames": [3, 20]})
-            return answer, await pool.bound(opened).execute(action, images, {})
+            return answer, await BoundTools(pool, opened).execute(action, images, {})
         finally:
             pool.close()
 

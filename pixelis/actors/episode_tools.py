@@ -1,0 +1,64 @@
+"""The tools of an episode on a toolbox pool, as `dialogue.agent` calls them: pure operations, or an environment with a state.
+
+Pure operations of all episodes of a group run on whatever worker is free, and equal calls run once. An environment belongs to one
+episode and lives in one process.
+"""
+
+from __future__ import annotations
+
+from pixelis.actors.toolbox import Call, Objects, Outcome
+from pixelis.actors.toolbox_pool import ToolboxPool
+from pixelis.actors.toolbox_work import Opened
+from pixelis.errors import InfraFailure
+from pixelis.records import Action, ImageView, Question, new_id
+from pixelis.telemetry import tracing
+
+
+class BoundTools:
+    """Operations on the images of a question, as `dialogue.agent` calls them."""
+
+    def __init__(self, pool: ToolboxPool, opened: Opened):
+        self.pool, self.opened = pool, opened
+
+    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
+        """Run an operation on the pool."""
+        with tracing.span(action.op, target=action.target) as span:
+            observation, views = await self.pool.execute(action, images, objects, self.opened)
+            if observation.status == "error":
+                tracing.failed(span, observation.code or "")
+            return observation, views
+
+
+class EnvironmentTools:
+    """The environment of one episode, as `dialogue.agent` calls it. It lives in one process and ends with it.
+
+    Raises InfraFailure with a code `environment_...` when it is lost, takes too long, or fails itself.
+    """
+
+    def __init__(self, pool: ToolboxPool, opened: Opened, question: Question):
+        self.pool, self.opened, self.question = pool, opened, question
+        self.worker, self.episode = pool.environment_worker(), new_id("environment")
+        self.worker.environments.add(self.episode)
+
+    async def reset(self) -> Outcome:
+        """Start the environment."""
+        self.worker.environments.add(self.episode)
+        return await self._call(Call(Action(op="reset", target=""), [], {}, episode=self.episode, question=self.question))
+
+    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
+        """Carry out an action."""
+        if self.episode not in self.worker.environments:
+            raise InfraFailure("the process of the environment ended", code="environment_lost")
+        return await self._call(Call(action, images, objects, episode=self.episode))
+
+    async def _call(self, call: Call) -> Outcome:
+        observation, views = await self.pool.execute_on(self.worker, call, self.opened)
+        if (observation.code or "").startswith("environment_"):
+            raise InfraFailure(observation.text, code=observation.code)
+        return observation, views
+
+    def close(self) -> None:
+        """Release the environment. Idempotent."""
+        if self.episode in self.worker.environments:
+            self.worker.environments.discard(self.episode)
+            self.worker.handle.release.remote(self.episode)

@@ -1,0 +1,103 @@
+"""What a toolbox pool caches: results under keys that are equal for equal work, up to a number of bytes.
+
+Equal keys mean equal results, for whatever episode and group; work without a key is done each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+from pixelis.actors.toolbox import Objects
+from pixelis.actors.toolbox_work import Opened
+from pixelis.errors import OperationError
+from pixelis.operations import Operation, geometry
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, ImageView, Media
+
+
+class ByteCache:
+    """The most recently used values by key, of at most ``max_bytes`` in total."""
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes, self.bytes = max_bytes, 0
+        self.values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: Hashable) -> Any:
+        """The value of a key, None if there is none."""
+        if key not in self.values:
+            return None
+        self.values.move_to_end(key)
+        return self.values[key][0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Add a value of ``size`` bytes, and drop the least recently used ones that no longer fit."""
+        if key in self.values:
+            self.bytes -= self.values.pop(key)[1]
+        if size > self.max_bytes:
+            return
+        self.values[key] = value, size
+        self.bytes += size
+        while self.bytes > self.max_bytes:
+            self.bytes -= self.values.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self.values.clear()
+        self.bytes = 0
+
+
+def media_key(media: list[Media]) -> Hashable:
+    """What pictures are opened from, with the state of their files. None for clips, and for files that cannot be found."""
+    parts: list[tuple] = []
+    for item in media:
+        if item.kind != "image":
+            return None
+        if item.uri.startswith(("data:", "cards:")):
+            parts.append((item.id, hashlib.sha256(item.uri.encode()).digest()))
+            continue
+        try:
+            state = os.stat(item.uri)
+        except (OSError, ValueError):
+            return None
+        parts.append((item.id, item.uri, state.st_ino, state.st_mtime_ns, state.st_size))
+    return "open", *parts
+
+
+def call_key(
+    operation: type[Operation], kind: str, action: Action, images: list[ImageView], objects: Objects, opened: Opened
+) -> Hashable:
+    """Everything that a result depends on: media, operation, arguments, and the views and objects named in these.
+
+    ``kind`` is the scale of the policy's coordinates. None for a call with invalid arguments.
+    """
+    try:
+        arguments = operation.check(action.arguments)
+        scale = Scale.of(kind, images)  # type: ignore[arg-type]
+        regions: list[tuple] = []
+        named_objects: list[str] = []
+        view_ids = {image.id for image in images}
+        for name in (action.target, *_strings(action.arguments)):
+            if name in view_ids:
+                links = geometry.chain(images, name)
+                root = links[0]
+                regions.append((name, root.id, root.parent, root.frame, geometry.to_root(links), scale.extent(name)))
+            elif name in opened.hashes:
+                regions.append((name, *(image.view_size for image in images if image.parent == name)))
+            if name in objects:
+                named_objects.append(repr(objects[name]))
+    except OperationError:
+        return None
+    media = tuple(opened.hashes.items())
+    return action.op, action.target, arguments.model_dump_json(), media, tuple(regions), tuple(named_objects)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(inner)
