@@ -85,10 +85,12 @@ class Parts:
     def canary(self, generator: Any) -> tuple[int, int]:
         """The questions, judged again and again: all bytes that are put."""
         from pixelis.actors.canary import Canary
+        from pixelis.actors.update_pictures import UpdatePictures
 
         settings = self.config.evolution.canary.model_copy(update={"questions": str(self.file), "count": len(self.questions)})
         evolution = self.config.evolution.model_copy(update={"canary": settings})
-        canary, before = Canary(self.config.model_copy(update={"evolution": evolution}), generator), store_bytes()[1]
+        before = store_bytes()[1]
+        canary = Canary(self.config.model_copy(update={"evolution": evolution}), generator, UpdatePictures())
 
         async def judge() -> None:
             for _ in range(self.times):

@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
+from pixelis.actors.update_pictures import Picture, UpdatePictures
 from pixelis.config import Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
@@ -26,16 +27,17 @@ Pictures = Mapping[str, ray.ObjectRef]
 class Canary:
     """Answers `evolution.canary.count` questions greedily and scores the answers. Ground truth never leaves this class.
 
-    generator: a Generator actor that serves no requests, because it loads candidates before they are evaluated.
+    generator: a Generator actor that serves no requests, because it loads candidates before they are evaluated; pictures: where
+    those of the traffic questions are stored.
     """
 
-    def __init__(self, config: Config, generator: ActorHandle):
-        self.config = config
+    def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
+        self.config, self.pictures = config, pictures
         timeout_s, pause_s = config.evolution.canary.timeout_s, config.engine.retry_pause_s
         self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s, pause_s))
         self.questions: list[Question] = []
-        self.traffic: dict[str, Pictures] = {}
-        """Pictures of the traffic questions that were judged last, by question, for the next judgement."""
+        self.traffic: dict[str, dict[str, Picture]] = {}
+        """Stored pictures of traffic questions by media id, by question."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
         self.rewards = config.rewards.model_copy(update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}})
@@ -56,12 +58,23 @@ class Canary:
 
     async def judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> dict[str, float | None]:
         """Score of `version` by id of these questions of the traffic; as `judge`."""
-        stored = self.traffic
-        self.traffic = {
-            item.question.id: stored.get(item.question.id) or {id: ray.put(picture) for id, picture in item.pictures.items()}
-            for item in items
-        }
-        return await self._judge(version, [(item.question, self.traffic[item.question.id]) for item in items])
+        current = {item.question.id for item in items}
+        for name in self.traffic.keys() - current:
+            del self.traffic[name]
+        stored = dict(self.traffic)
+        stored |= await asyncio.to_thread(self._store, [item for item in items if item.question.id not in stored])
+        self.traffic |= stored
+        return await self._judge(
+            version,
+            [(item.question, {id: picture.ref for id, picture in stored[item.question.id].items()}) for item in items],
+        )
+
+    def _store(self, items: Sequence[TrafficQuestion]) -> dict[str, dict[str, Picture]]:
+        return {item.question.id: {id: self.pictures.add(array) for id, array in item.pictures.items()} for item in items}
+
+    def keep(self, question: str, pictures: Mapping[str, Picture]) -> None:
+        """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
+        self.traffic[question] = dict(pictures)
 
     async def _judge(self, version: int, questions: Sequence[tuple[Question, Pictures]]) -> dict[str, float | None]:
         async with self.lock:

@@ -19,7 +19,6 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import actor_handle
@@ -29,18 +28,17 @@ from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.rollouts import RolloutBatch, StepResult
-from pixelis.actors.update_pictures import PictureViews, UpdatePictures
-from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
+from pixelis.actors.update_intake import UpdateIntake
+from pixelis.actors.update_pictures import UpdatePictures
+from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
-from pixelis.evolution.collapse import Collapse
-from pixelis.evolution.gate import RateLimit, needs_review
+from pixelis.evolution.gate import RateLimit
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.review_queue import State
-from pixelis.evolution.shares import LargestShares, NearQuestions, Source
+from pixelis.evolution.shares import LargestShares
 from pixelis.evolution.traffic_questions import TrafficQuestions
-from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 from pixelis.telemetry import tracing
 
@@ -79,25 +77,21 @@ class Evolution:
         self.monitor = EvolutionMonitor(config, self._health)
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.review_queue = AsyncReviewQueue(config)
-        self.scoring = UpdateScoring(config, scoring)
         if e.canary.enabled and canary is None:
             raise BadConfig("the canary has no generator", fix="place one, or set evolution.canary.enabled=false")
-        judge = Canary(config, actor_handle(canary)) if e.canary.enabled and canary is not None else None
+        pictures = UpdatePictures()
+        judge = Canary(config, actor_handle(canary), pictures) if e.canary.enabled and canary is not None else None
         router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
-        self.traffic = TrafficQuestions(e.canary, Path(config.run.dir) / "versions" / "traffic")
-        self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, self.traffic)
+        traffic = TrafficQuestions(e.canary, Path(config.run.dir) / "versions" / "traffic")
+        self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, traffic)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
-        self.pictures = UpdatePictures()
-        self.questions = NearQuestions()
-        self.traffic.load(self.questions.group)
-        self.rate, self.beta, self.collapse = RateLimit(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
+        self.scoring = UpdateScoring(config, scoring)
+        self.intake = UpdateIntake(config, self.queue, self.promotion, traffic, self.review_queue, self.scoring, pictures)
+        self.rate, self.beta = RateLimit(e.per_minute), AdaptiveKLController(e.guard)
         self.updates_at: deque[float] = deque()
-        self.forgotten: deque[str] = deque(maxlen=1000)
         self.step = self.incarnation = 0
         self.failure = ""
-        self.unusable = 0
-        """Tasks in a row from which nothing can be learnt."""
         self.current: RolloutBatch | None = None
         self.formed_at = 0.0
         self.tasks: list[QueuedTask] = []
@@ -105,9 +99,9 @@ class Evolution:
         """Requests that the next candidate has learnt from."""
         self.ranks_served: set[int] = set()
         self.pause_file = Path(config.run.dir) / "versions" / "paused"
-        self.paused = self.pause_file.exists()
-        self.learning = self.draining = self.stopped = False
-        self.changed = asyncio.Condition()
+        self.intake.paused = self.pause_file.exists()
+        self.learning = False
+        self.changed = self.queue.changed
         self.opening: asyncio.Task | None = None
         self.background: list[asyncio.Task] = []
 
@@ -126,9 +120,7 @@ class Evolution:
         await self.promotion.open()
         await self._drop_withdrawn()
         for task, views in await self.review_queue.approved():
-            task = await self.scoring.score(task, views, None, None)
-            if not await self._push(task, await self._hold(views), task.question_id, approved=True):
-                await self.review_queue.done([task])
+            await self.intake.approve(task, views)
         await self.monitor.note("start", "evolution", "start", "success", {"version": self.promotion.served})
         e = self.settings
         due_s = min(e.review.approve_after_s or e.alerts.every_s, e.alerts.every_s)
@@ -163,104 +155,17 @@ class Evolution:
         self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None, question: Question | None
     ) -> bool:
         await self._open()
-        if cause := self._refusal(task):
-            self.counts[cause] += 1
-            return False
-        try:
-            arrays = await views[0]
-        except RayError:
-            self.counts["lost"] += 1
-            return False
-        if verdict is not None and self.collapse.add(verdict, prompt_key(task, question, arrays)):
-            self.counts["collapsed"] += 1
-            return False
-        task = await self.scoring.score(task, views[0], question, self.step if self.learning else None)
-        if not self.queue.usable(task):
-            self.counts["unusable"] += 1
-            self.unusable += 1
-            return False
-        self.unusable = 0
-        pictures = await self._hold(arrays)
-        if cause := self._refusal(task):  # the state may have changed since
-            self.counts[cause] += 1
-            return False
-        self.counts["received"] += 1
-        group = self._question_group(task, question, arrays)
-        if (
-            self.promotion.canary is not None
-            and question is not None
-            and self.traffic.hold_out(
-                task, question, Source(task.user, group), arrays, self.queue.shares.user_cap(time.monotonic())
-            )
-        ):
-            self.counts["held_out"] += 1
-            await asyncio.to_thread(self.traffic.save)
-            return True
-        if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
-            return await self._push(task, pictures, group)
-        stored = await self.review_queue.put(task, verdict, question, arrays)
-        self.counts["reviewed" if stored else "private"] += 1
-        if task.experience_id in self.forgotten:  # forgotten while it was being stored
-            await self.review_queue.forget([task.experience_id])
-        return stored
-
-    def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
-        """Why a task must be dropped, empty when it need not. An approved task is queued even while paused."""
-        if self.draining or self.stopped or task.experience_id in self.forgotten:
-            return "refused"
-        if self.paused and not approved:
-            return "paused"
-        return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
-
-    def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
-        """The name of the task's group of near-identical questions; without the question, of its id."""
-        if question is None:
-            return task.question_id
-        return self.questions.group(question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None))
-
-    async def _hold(self, arrays: dict[str, Any]) -> PictureViews:
-        return await asyncio.to_thread(self.pictures.hold, arrays)
-
-    async def _push(self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False) -> bool:
-        async with self.changed:
-            if cause := self._refusal(task, approved):  # the state may have changed since
-                self.counts[cause] += 1
-                return False
-            self.queue.push(QueuedTask(task, views, question, approved))
-            self.changed.notify_all()
-            return True
+        return await self.intake.submit(task, views, verdict, question, self.step if self.learning else None)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
-
-        def contradicts(label: str) -> bool:
-            other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
-            return other_answer if feedback.correct is None else not feedback.correct
-
-        def wrong(item: QueuedTask) -> bool:
-            return item.task.experience_id == experience_id and contradicts(item.task.pseudo_label)
-
-        held_out = next((item for item in self.traffic.items if item.experience_id == experience_id), None)
-        if held_out is not None and contradicts((held_out.question.answers or [""])[0]):
-            self.traffic.forget([experience_id])
-            await asyncio.to_thread(self.traffic.save)
-
-        async with self.changed:
-            removed = self.queue.remove(wrong)
-            self.counts["disowned"] += len(removed)
-        await self.review_queue.done(removed)
+        await self.intake.disown(experience_id, feedback)
         details = {"experience": experience_id, "correct": feedback.correct, "answered": feedback.answer is not None}
         await self.monitor.note("feedback", by, "feedback", "success", details)
 
     async def forget(self, experience_ids: list[str]) -> int:
         """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
-        ids = set(experience_ids)
-        self.forgotten.extend(ids - {""})
-        async with self.changed:
-            removed = self.queue.remove(lambda item: item.task.experience_id in ids)
-        held_out = self.traffic.forget(experience_ids)
-        await asyncio.to_thread(self.traffic.save)
-        return len(removed) + held_out + await self.review_queue.forget(experience_ids)
+        return await self.intake.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
         """Health metrics that only a gateway knows, such as p99_latency and faiss_failure_rate; ``source`` names the gateway."""
@@ -297,11 +202,11 @@ class Evolution:
         """
         await self._check(incarnation)
         async with self.changed:
-            while not (self.stopped or (step == self.step and self._ready(world))):
+            while not (self.intake.stopped or (step == self.step and self._ready(world))):
                 with contextlib.suppress(TimeoutError):  # until a change, or until the rate limit allows an update
                     await asyncio.wait_for(self.changed.wait(), self.rate.wait_s(time.monotonic()) or None)
             # Once one rank has its share all must get theirs, or the optimizer step would never end.
-            if self.current is None or (self.stopped and not self.ranks_served):
+            if self.current is None or (self.intake.stopped and not self.ranks_served):
                 return None
             self.ranks_served.add(rank)
             batch = self.current
@@ -316,15 +221,15 @@ class Evolution:
     def _ready(self, world: int) -> bool:
         """Form the batch of this step if possible; True when there is one, or when there will be none."""
         now = time.monotonic()
-        if self.current is None and not self.paused and self.rate.wait_s(now) == 0:
-            if chosen := self.queue.ready(world if self.draining else self.settings.batch):
+        if self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0:
+            if chosen := self.queue.ready(world if self.intake.draining else self.settings.batch):
                 self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta)
                 self.current.step, self.current.restore = self.step, self.promotion.restore
                 self.formed_at = time.time()
                 self.rate.allow(now)
-            elif self.draining:
+            elif self.intake.draining:
                 self._give_up_queue()
-        if self.current is None and self.draining and len(self.queue) < world:
+        if self.current is None and self.intake.draining and len(self.queue) < world:
             self._give_up_queue()
             return True
         return self.current is not None
@@ -389,7 +294,7 @@ class Evolution:
 
     async def candidate(self, version: int) -> bool:
         """Judge a published candidate and promote or refuse it; True when it serves now. Does nothing once stopped."""
-        if self.stopped:
+        if self.intake.stopped:
             return False
         shares = self.queue.shares.published()
         await self.queue.save_shares()
@@ -409,13 +314,13 @@ class Evolution:
     async def drain(self) -> None:
         """Accept no more tasks; the learner gets the queued ones, then None."""
         async with self.changed:
-            self.draining = True
+            self.intake.draining = True
             self.changed.notify_all()
 
     async def stop(self) -> None:
         """End at once; queued tasks are dropped and the learner gets None."""
         async with self.changed:
-            self.stopped = True
+            self.intake.stopped = True
             self.changed.notify_all()
         for task in self.background:
             task.cancel()
@@ -429,12 +334,12 @@ class Evolution:
 
     async def resume(self, by: str) -> None:
         """Learn again, from new tasks and with a new baseline of the collapse detector."""
-        self.collapse.reset()
+        self.intake.collapse.reset()
         await self._pause(by, False)
 
     async def _pause(self, by: str, paused: bool) -> None:
         async with self.changed:
-            self.paused = paused
+            self.intake.paused = paused
             if paused:
                 self.pause_file.parent.mkdir(parents=True, exist_ok=True)
                 self.pause_file.touch()
@@ -468,7 +373,7 @@ class Evolution:
         return fell
 
     async def _rolled_back(self) -> None:
-        self.collapse.reset()
+        self.intake.collapse.reset()
         await self._drop_withdrawn()
         await self.monitor.alert({"rollback": 1.0})
 
@@ -500,17 +405,12 @@ class Evolution:
         BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending`` for an approval while draining.
         """
         await self._open()
-        if approve and (self.draining or self.stopped):  # the decision would be stored but never learnt from
+        if approve and (self.intake.draining or self.intake.stopped):  # the decision would be stored but never learnt from
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
         decided, approved = await self.review_queue.decide(id, approve, reviewer or by, comment, answer)
         queued = False
         if approved is not None:
-            task, views = approved
-            task = await self.scoring.score(task, views, None, None)
-            pictures = await self._hold(views)
-            queued = self.queue.usable(task) and await self._push(task, pictures, task.question_id, approved=True)
-            if not queued:
-                await self.review_queue.done([task])
+            queued = await self.intake.approve(*approved)
         state = "approved" if approve else "rejected"
         if decided:
             self.counts[state] += 1
@@ -543,7 +443,7 @@ class Evolution:
         counts, promotion = await self.stats(), self.promotion
         return {
             "enabled": self.settings.enabled,
-            "paused": self.paused,
+            "paused": self.intake.paused,
             "learning": self.learning,
             "learner_failure": self.failure,
             "served": promotion.served,
@@ -553,7 +453,7 @@ class Evolution:
             "queue": counts["queue"],
             "beta": self.beta.beta,
             "mean_kl": self.beta.mean_kl,
-            "collapse": self.collapse.stats(),
+            "collapse": self.intake.collapse.stats(),
             "shares": self.queue.shares.stats(time.monotonic()),
             "review": await self.review_queue.stats(),
             "generators": promotion.router.stats(),
@@ -586,11 +486,11 @@ class Evolution:
         result = {
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
-            "vote_collapsed": float(self.collapse.collapsed),
-            "unusable_tasks": float(self.unusable),
+            "vote_collapsed": float(self.intake.collapse.collapsed),
+            "unusable_tasks": float(self.intake.unusable),
             **{"updates": float(self.counts["updates"]), "version": float(self.promotion.served)},
         }
-        if self.learning and not self.paused and self.queue.ready(self.settings.batch):
+        if self.learning and not self.intake.paused and self.queue.ready(self.settings.batch):
             result["update_rate"] = float(len(self.updates_at))
         if self.beta.mean_kl is not None:
             result["mean_kl"] = self.beta.mean_kl
@@ -599,7 +499,7 @@ class Evolution:
     async def _approve_due(self) -> None:
         """Approve updates that have waited ``review.approve_after_s`` seconds."""
         after = self.settings.review.approve_after_s
-        if after is not None and not (self.paused or self.draining):
+        if after is not None and not (self.intake.paused or self.intake.draining):
             for id in await self.review_queue.due(time.time(), after):
                 with log_failures("approving a due review failed"):
                     await self.decide(id, True, "timeout")

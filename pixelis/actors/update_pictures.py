@@ -1,4 +1,4 @@
-"""The pictures of update tasks in the object store: each content once, however many tasks show it."""
+"""The pictures of update tasks and of the canary in the object store: each content once, however many of them show it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PictureViews = dict[str, list[Picture]]
 class UpdatePictures:
     """Stores pictures by the hash of their content. Its process owns them, so that they outlive the process that sent them.
 
-    Nothing is kept for its own sake: a picture lives as long as a task or a batch holds its ``Picture``.
+    Nothing is kept for its own sake: a picture lives as long as a task, a batch or the canary holds its ``Picture``.
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,23 @@ class UpdatePictures:
     def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
         """Store the pictures whose content is new; blocks while it hashes and copies. ``views`` by trajectory id."""
         digests: dict[int, str] = {}  # the trajectories of a task share the arrays of the question's pictures
-        return {id: [self._hold(view, digests) for view in arrays] for id, arrays in views.items()}
 
-    def _hold(self, view: np.ndarray, digests: dict[int, str]) -> Picture:
-        if id(view) not in digests:
-            digests[id(view)] = content_hash(view)
-        digest = digests[id(view)]
+        def digest(view: np.ndarray) -> str:
+            if id(view) not in digests:
+                digests[id(view)] = content_hash(view)
+            return digests[id(view)]
+
+        return {id: [self._add(view, digest(view)) for view in arrays] for id, arrays in views.items()}
+
+    def add(self, picture: np.ndarray) -> Picture:
+        """Store a picture if its content is new; blocks as ``hold``."""
+        return self._add(picture, content_hash(picture))
+
+    def _add(self, array: np.ndarray, digest: str) -> Picture:
         with self._lock:
             picture = self._known.get(digest)
             if picture is None:
-                picture = self._known[digest] = Picture(digest, ray.put(view))
+                picture = self._known[digest] = Picture(digest, ray.put(array))
             return picture
 
 

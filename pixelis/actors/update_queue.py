@@ -54,6 +54,8 @@ class UpdateQueue:
         self.counts = counts
         self.shares = Shares(config.evolution)
         self.dropped = 0
+        self.changed = asyncio.Condition()
+        """Notified when a task is added, and when what may be learnt changes."""
         self.file = Path(config.run.dir) / "versions" / "shares.json"
 
     def restore_shares(self) -> None:

@@ -1,0 +1,169 @@
+"""Decides what becomes of an update task: it is dropped, held out for the canary, reviewed, or queued for the learner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from pixelis.actors.promotion import Promotion
+from pixelis.actors.review import AsyncReviewQueue
+from pixelis.actors.update_pictures import PictureViews, UpdatePictures, fetch, references
+from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
+from pixelis.actors.update_scoring import UpdateScoring
+from pixelis.config import Config
+from pixelis.evolution.collapse import Collapse
+from pixelis.evolution.gate import needs_review
+from pixelis.evolution.shares import NearQuestions, Source
+from pixelis.evolution.traffic_questions import TrafficQuestions
+from pixelis.evolution.vote import agrees
+from pixelis.records import Feedback, Question, UpdateTask, Verdict
+
+
+class UpdateIntake:
+    """Admits tasks to the queue, whose ``counts`` get the outcomes. ``pictures`` are those of the canary, too.
+
+    While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        queue: UpdateQueue,
+        promotion: Promotion,
+        traffic: TrafficQuestions,
+        review_queue: AsyncReviewQueue,
+        scoring: UpdateScoring,
+        pictures: UpdatePictures,
+    ):
+        self.settings, self.queue, self.promotion, self.review_queue = config.evolution, queue, promotion, review_queue
+        self.scoring, self.pictures, self.counts = scoring, pictures, queue.counts
+        self.traffic, self.questions = traffic, NearQuestions()
+        self.traffic.load(self.questions.group)
+        self.collapse = Collapse(config.evolution.vote)
+        self.forgotten: deque[str] = deque(maxlen=1000)
+        self.unusable = 0
+        """Tasks in a row from which nothing can be learnt."""
+        self.paused = self.draining = self.stopped = False
+
+    async def submit(
+        self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None, question: Question | None, step: int | None
+    ) -> bool:
+        """See ``Evolution.submit``. ``step`` is the update that the learner makes next, None without a learner."""
+        if cause := self._refusal(task):
+            self.counts[cause] += 1
+            return False
+        try:
+            arrays = await views[0]
+        except RayError:
+            self.counts["lost"] += 1
+            return False
+        if verdict is not None and self.collapse.add(verdict, prompt_key(task, question, arrays)):
+            self.counts["collapsed"] += 1
+            return False
+        task = await self.scoring.score(task, views[0], question, step)
+        if not self.queue.usable(task):
+            self.counts["unusable"] += 1
+            self.unusable += 1
+            return False
+        self.unusable = 0
+        pictures = await self._hold(arrays)
+        if cause := self._refusal(task):  # the state may have changed since
+            self.counts[cause] += 1
+            return False
+        self.counts["received"] += 1
+        group = self._question_group(task, question, arrays)
+        if question is not None and await self._hold_out(task, question, group, pictures):
+            return True
+        if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
+            return await self._push(task, pictures, group)
+        stored = await self.review_queue.put(task, verdict, question, arrays)
+        self.counts["reviewed" if stored else "private"] += 1
+        if task.experience_id in self.forgotten:  # forgotten while it was being stored
+            await self.review_queue.forget([task.experience_id])
+        return stored
+
+    async def approve(self, task: UpdateTask, views: dict[str, Any]) -> bool:
+        """Queue a task that a reviewer approved; False if nothing can be learnt from it any more."""
+        task = await self.scoring.score(task, views, None, None)
+        pictures = await self._hold(views)
+        queued = self.queue.usable(task) and await self._push(task, pictures, task.question_id, approved=True)
+        if not queued:
+            await self.review_queue.done([task])
+        return queued
+
+    async def disown(self, experience_id: str, feedback: Feedback) -> None:
+        """Remove the tasks of an experience whose label the feedback calls wrong."""
+
+        def contradicts(label: str) -> bool:
+            other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
+            return other_answer if feedback.correct is None else not feedback.correct
+
+        def wrong(item: QueuedTask) -> bool:
+            return item.task.experience_id == experience_id and contradicts(item.task.pseudo_label)
+
+        held_out = next((item for item in self.traffic.items if item.experience_id == experience_id), None)
+        if held_out is not None and contradicts((held_out.question.answers or [""])[0]):
+            self.traffic.forget([experience_id])
+            await asyncio.to_thread(self.traffic.save)
+        async with self.queue.changed:
+            removed = self.queue.remove(wrong)
+            self.counts["disowned"] += len(removed)
+        await self.review_queue.done(removed)
+
+    async def forget(self, experience_ids: list[str]) -> int:
+        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
+        ids = set(experience_ids)
+        self.forgotten.extend(ids - {""})
+        async with self.queue.changed:
+            removed = self.queue.remove(lambda item: item.task.experience_id in ids)
+        held_out = self.traffic.forget(experience_ids)
+        await asyncio.to_thread(self.traffic.save)
+        return len(removed) + held_out + await self.review_queue.forget(experience_ids)
+
+    def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
+        """Why a task must be dropped, empty when it need not. An approved task is queued even while paused."""
+        if self.draining or self.stopped or task.experience_id in self.forgotten:
+            return "refused"
+        if self.paused and not approved:
+            return "paused"
+        return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
+
+    def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
+        """The name of the task's group of near-identical questions; without the question, of its id."""
+        if question is None:
+            return task.question_id
+        return self.questions.group(question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None))
+
+    async def _hold(self, arrays: dict[str, Any]) -> PictureViews:
+        return await asyncio.to_thread(self.pictures.hold, arrays)
+
+    async def _hold_out(self, task: UpdateTask, question: Question, group: str, pictures: PictureViews) -> bool:
+        """Hold a task out for the canary; True if it was."""
+        canary = self.promotion.canary
+        if canary is None:
+            return False
+        # The arrays of our own objects: those that were sent would keep all views of the group in the object store.
+        (arrays,) = await asyncio.to_thread(fetch, [references(pictures)])
+        source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
+        if not self.traffic.hold_out(task, question, source, arrays, cap):
+            return False
+        first = task.trajectories[0]
+        seen = {image.id: picture for image, picture in zip(first.images, pictures[first.id], strict=False)}
+        canary.keep(task.id, {media.id: seen[media.id] for media in question.media})
+        self.counts["held_out"] += 1
+        await asyncio.to_thread(self.traffic.save)
+        return True
+
+    async def _push(self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False) -> bool:
+        async with self.queue.changed:
+            if cause := self._refusal(task, approved):  # the state may have changed since
+                self.counts[cause] += 1
+                return False
+            self.queue.push(QueuedTask(task, views, question, approved))
+            self.queue.changed.notify_all()
+            return True
