@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -92,6 +93,12 @@ class Placed:
             except ActorUnavailableError:
                 assert time.monotonic() < give_up
                 time.sleep(0.1)
+
+    def restart(self) -> None:
+        """Kill the actor's process and wait for another one."""
+        before = self.call("__ray_call__", lambda _: os.getpid())
+        ray.kill(self.actor, no_restart=False)  # returns before the process has ended
+        wait_until(lambda: self.call("__ray_call__", lambda _: os.getpid()) != before)
 
     def end(self) -> None:
         for actor in self.actors:
@@ -373,7 +380,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
         update, views, verdict, question = reviewable(name)
         assert placed.call("submit", update, [ray.put(views)], verdict, question)
     placed.call("pause", "ann")
-    ray.kill(placed.actor, no_restart=False)
+    placed.restart()
     waiting = placed.call("reviews")
     assert [row["experience_id"] for row in waiting] == ["one", "two", "three", "four"]
     with pytest.raises(InfraFailure, match="was restarted"):
@@ -396,7 +403,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     placed.call("resume", "ann")
     placed.call("pause", "ann")
     assert placed.call("stats")["queue"] == 1, "a pause keeps what a person approved"
-    ray.kill(placed.actor, no_restart=False)
+    placed.restart()
     assert placed.call("stats")["queue"] == 1, "what a person approved is not lost"
     placed.call("begin", 5, {"base": 0}, version)
     placed.call("resume", "ann")
@@ -404,7 +411,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
     assert fetch(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
     placed.call("step_done", 5, None)
-    ray.kill(placed.actor, no_restart=False)
+    placed.restart()
     assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
     assert placed.call("status")["shares"]["users"] == 1, "a restart frees nobody of a cap"
     placed.call("drain")
