@@ -149,13 +149,8 @@ class Evolution:
         shows are copied into objects of this process, because an object dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
-            return await self._submit(task, views, verdict, question)
-
-    async def _submit(
-        self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None, question: Question | None
-    ) -> bool:
-        await self._open()
-        return await self.intake.submit(task, views, verdict, question, self.step if self.learning else None)
+            await self._open()
+            return await self.intake.submit(task, views, verdict, question, self.step if self.learning else None)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
