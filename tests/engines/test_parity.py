@@ -225,6 +225,21 @@ def test_a_seed_reproduces_samples_and_samples_of_one_prompt_differ(running: Run
     running.run(body)
 
 
+def test_tokens_are_told_as_they_are_generated_and_once_each(running: RunningEngine):
+    async def body(engine: Engine) -> None:
+        (new, pictures), heard = Episode(Maker(running.family, seed=5), [[SIZES[0]]]).turns[0], list[list[int]]()
+        session = await engine.open()
+        completion = await session.generate(
+            new, pictures, SamplingParams(1.0, 1.0, 8, 3, 10), lambda ids: heard.append(list(ids))
+        )
+        assert [token for piece in heard for token in piece] == completion.tokens
+        assert len(heard) > 1 or len(completion.tokens) == 1
+        silent = await engine.open()
+        assert (await silent.generate(new, pictures, SamplingParams(1.0, 1.0, 8, 3))).tokens == completion.tokens
+
+    running.run(body)
+
+
 def test_one_seed_gives_every_prompt_different_random_numbers(running: RunningEngine):
     async def body(engine: Engine) -> None:
         maker = Maker(running.family, seed=6)
