@@ -218,7 +218,7 @@ def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
 
 
 def _gutter(boxes: np.ndarray) -> float | None:
-    """x of the white space between two columns of prose; None for one column and for tables, which have short cells."""
+    """x of the white space between two columns of prose, or between prose and a grid; None for one column and for tables."""
     if len(boxes) < 6:
         return None
     heights = boxes[:, 3] - boxes[:, 1]
@@ -230,11 +230,19 @@ def _gutter(boxes: np.ndarray) -> float | None:
         few = min(len(left), len(right))
         if few < 3 or across > few / 2:
             continue
-        prose = all(np.median((side[:, 2] - side[:, 0]) / (side[:, 3] - side[:, 1])) > 6 for side in (left, right))
+        prose = [np.median((side[:, 2] - side[:, 0]) / (side[:, 3] - side[:, 1])) > 6 for side in (left, right)]
         shared = min(left[:, 3].max(), right[:, 3].max()) - max(left[:, 1].min(), right[:, 1].min())
-        if prose and shared > 2 * np.median(heights) and (best is None or across < best[0]):
+        apart = all(prose) or (any(prose) and not _aligned(*((left, right) if prose[0] else (right, left))))
+        if apart and shared > 2 * np.median(heights) and (best is None or across < best[0]):
             best = (across, x)
     return None if best is None else best[1]
+
+
+def _aligned(prose: np.ndarray, cells: np.ndarray) -> bool:
+    """True when most cells are level with a line of the other side, as the prices of a list are; a grid beside a text is not."""
+    centres = (prose[:, 1] + prose[:, 3]) / 2
+    offsets = np.abs((cells[:, 1] + cells[:, 3])[:, None] / 2 - centres[None]).min(1)
+    return bool(np.mean(offsets < 0.2 * np.median(prose[:, 3] - prose[:, 1])) > 0.7)
 
 
 def _rows(boxes: np.ndarray, chosen: list[int]) -> list[int]:

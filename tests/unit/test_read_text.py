@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pixelis.errors import MissingDependency, OperationError
 from pixelis.operations import Scene, execute, ocr
-from pixelis.operations.read_text import ReadText, format_lines, reading_order
+from pixelis.operations.read_text import UNCERTAIN, ReadText, format_lines, reading_order
 from pixelis.records import Action, ImageView
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -245,6 +245,56 @@ def test_a_receipt_is_read_row_by_row():
     goods = [(f"g{i}", 0, 20 * i, 90, 15 + 20 * i) for i in range(5)]
     prices = [(f"p{i}", 300, 20 * i + 2, 340, 17 + 20 * i) for i in range(5)]
     assert order(lines_at(*prices, *goods)) == "g0 p0 g1 p1 g2 p2 g3 p3 g4 p4"
+
+
+def test_a_grid_of_numbers_beside_running_text_is_read_after_it():
+    """The numbers were read into the sentences."""
+    prose = [(f"t{i}", 0, 22 * i, 300, 16 + 22 * i) for i in range(8)]
+    grid = [
+        (f"n{row}{column}", 340 + 60 * column, 6 + 31 * row, 370 + 60 * column, 22 + 31 * row)
+        for row in range(5)
+        for column in range(3)
+    ]
+    numbers = " ".join(name for name, *_ in grid)
+    assert order(lines_at(*grid, *prose)) == "t0 t1 t2 t3 t4 t5 t6 t7 " + numbers
+
+
+def test_a_list_with_long_entries_and_prices_is_read_row_by_row():
+    entries = [(f"e{i}", 0, 20 * i, 300, 15 + 20 * i) for i in range(8)]
+    prices = [(f"p{i}", 340, 20 * i + 1, 380, 16 + 20 * i) for i in (0, 2, 5, 7)]
+    assert order(lines_at(*prices, *entries)) == "e0 p0 e1 e2 p2 e3 e4 e5 p5 e6 e7 p7"
+
+
+def test_a_short_line_read_with_high_confidence_is_marked_not_dropped(monkeypatch):
+    engine = ocr.engine()
+    quad = np.array([[0, 0], [20, 0], [20, 10], [0, 10]], np.float32)
+    for confidence, survives in ((0.95, True), (0.85, False)):
+        line = ocr.Line("A7", confidence, quad, [0.3, 0.7], [confidence] * 2)
+        other = ocr.Line("47", 0.9, quad, [0.3, 0.7], [0.9] * 2)
+        monkeypatch.setattr(engine, "_recognise", lambda picture, quads, other=other: [other] * len(quads))
+        lines = engine._stable(np.zeros((20, 40, 3), np.uint8), [line])
+        assert [found.text for found in lines] == ["A7"] * survives
+        assert all(found.confidence < UNCERTAIN for found in lines)
+
+
+@pytest.mark.slow
+def test_the_search_for_small_text_follows_the_text_not_the_pixels(monkeypatch):
+    """Twelve megapixels of fine detail, and as many with one line of text: the detector sees a part of them."""
+    engine, seen = ocr.engine(), []
+    search = engine._map
+    monkeypatch.setattr(ocr, "FINE_BUDGET", 1_000_000)  # a quarter of it, for time
+    monkeypatch.setattr(engine, "_map", lambda tile: seen.append(tile.shape[0] * tile.shape[1]) or search(tile))
+    stars = np.tile(skimage.data.hubble_deep_field(), (4, 4, 1))[:3000, :4000]
+    engine.find(np.ascontiguousarray(stars[..., ::-1]))
+    assert sum(seen) < 1.05 * (ocr.COARSE_PIXELS + ocr.FINE_BUDGET)
+    seen.clear()
+    image = Image.new("RGB", (4000, 3000), (200, 200, 190))
+    ImageDraw.Draw(image).text(
+        (2500, 1700), "small print", font=ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 16), fill="black"
+    )
+    result = read(np.asarray(image))
+    assert "small print" in result.text
+    assert sum(seen) < 1.2 * ocr.COARSE_PIXELS
 
 
 def test_refusals_of_the_arguments():
