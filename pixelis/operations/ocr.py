@@ -204,11 +204,11 @@ class Engine:
                 x, y, w, h = cv2.boundingRect(part.view(np.uint8))
                 if w and h:
                     hint = float(hints[y0:y1, x0:x1][part].max())
-                    edges = max(0, y0 + y - OVERLAP), min(height, y0 + y + h + OVERLAP)
-                    edges += max(0, x0 + x - OVERLAP), min(width, x0 + x + w + OVERLAP)
-                    tiles.append((round(min(hint, HINT), 2), float(part.sum()), edges))
+                    rows = max(0, y0 + y - OVERLAP), min(height, y0 + y + h + OVERLAP)
+                    columns = max(0, x0 + x - OVERLAP), min(width, x0 + x + w + OVERLAP)
+                    tiles.append((round(min(hint, HINT), 2), float(part.sum()), rows, columns))
         probabilities, used = np.zeros((height, width), np.float32), 0
-        for _, _, (top, bottom, left, right) in sorted(tiles, reverse=True):
+        for _, _, (top, bottom), (left, right) in sorted(tiles, reverse=True):
             used += (bottom - top) * (right - left)
             if used > FINE_BUDGET:
                 break
