@@ -129,7 +129,17 @@ class Trainer(LearnerModel):
         old_log_probs = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
         totals = Totals(tokens or 1.0, sequences)  # all weights of a batch can be 0
         rows = [[active[i] for i in members] for members in bins]
-        sums, flops = self._accumulate(kind, rows, micro_batches, totals, old_log_probs)
+        batches = [self._collate(row) for row in rows]
+        references = self._references(kind, batches, micro_batches)
+        sums, flops = defaultdict[str, float](float), 0.0
+        # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
+        for i in range(micro_batches):
+            is_real = i < len(batches)
+            micro, members = (batches[i], rows[i]) if is_real else (self._empty_batch(), [])
+            reference, earlier = references[i] if i < len(references) else None, old_log_probs[i] if is_real and before else None
+            self._backward(micro.to(self.device), kind, totals, reference, earlier, members, sums)
+            if is_real:
+                flops += self.flops.step(micro, [len(sample.tokens) for sample in members], self.sequence.size)
         norm = self.zero.apply(rate) if micro_batches else 0.0
         if self.critic is not None and kind == "policy":
             self.critic.apply()
@@ -157,27 +167,14 @@ class Trainer(LearnerModel):
         metrics["learner/skipped"] = float(self.skipped)
         return metrics | self._speed(time.perf_counter() - started, metrics["learner/tokens"], flops)
 
-    def _accumulate(
-        self, kind: Kind, rows: Sequence[list[TrainSample]], micro_batches: int, totals: Totals, old: Sequence[torch.Tensor]
-    ) -> tuple[defaultdict[str, float], float]:
-        """Add the gradients of all micro-batches, one a row; returns sums of metrics and this worker's operations.
-
-        Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
-        """
-        batches = [self._collate(row) for row in rows]
-        references: Sequence[torch.Tensor | ReferenceStates] = []
-        if kind == "policy" and self._kl_in_loss:
-            measure = self.reference_states if self.loss.kl_estimator == "full" else self.reference_log_probs
-            references = measure(batches, micro_batches)
-        sums, flops = defaultdict[str, float](float), 0.0
-        for i in range(micro_batches):
-            is_real = i < len(batches)
-            micro, members = (batches[i], rows[i]) if is_real else (self._empty_batch(), [])
-            reference = references[i] if i < len(references) else None
-            self._backward(micro.to(self.device), kind, totals, reference, old[i] if is_real and old else None, members, sums)
-            if is_real:
-                flops += self.flops.step(micro, [len(sample.tokens) for sample in members], self.sequence.size)
-        return sums, flops
+    def _references(
+        self, kind: Kind, batches: Sequence[PackedBatch], micro_batches: int
+    ) -> Sequence[torch.Tensor | ReferenceStates]:
+        """What the KL term of each batch needs of the reference policy; empty without such a term."""
+        if kind != "policy" or not self._kl_in_loss:
+            return []
+        measure = self.reference_states if self.loss.kl_estimator == "full" else self.reference_log_probs
+        return measure(batches, micro_batches)
 
     def _counts(
         self,
