@@ -84,7 +84,9 @@ class ReviewQueue:
         self.lock = threading.RLock()
         with self._failures():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.store = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
+            # Only this process uses it, so the index of its log need not be a mapped file; see pixelis.memory.database.connect.
+            address = f"{self.path.absolute().as_uri()}?vfs=unix-excl"
+            self.store = sqlite3.connect(address, uri=True, timeout=30.0, check_same_thread=False)
             self.store.row_factory = sqlite3.Row
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
                 self.store.execute(f"PRAGMA {pragma}")

@@ -6,7 +6,6 @@ import functools
 import io
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,6 @@ from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed
 
 from pixelis.config import EvolutionConfig, RewardsConfig, load
-from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
@@ -286,8 +284,8 @@ def test_the_keyboard_reaches_everything(opened: Opened) -> None:
 # -- evolution ----------------------------------------------------------------------------------------------------------
 
 
-def put_review(run: Path) -> str:
-    """Put an update into the service's review queue; returns its question."""
+def put_review(evolution: Any) -> str:
+    """Put an update into the review queue of the service's Evolution; returns its question."""
     text = f"{MARKUP} which digit? {new_id('q')}"
     question = Question(id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
     image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
@@ -304,14 +302,13 @@ def put_review(run: Path) -> str:
     assert task is not None
     view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
     Image.fromarray(view).save(buffer, "PNG")
-    queue = ReviewQueue(run / "review.db")
-    assert queue.put(task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories})
-    queue.close()
+    given = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
+    assert ray.get(evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.queue.put(*update), *given))
     return text
 
 
 def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -> None:
-    questions = [put_review(Path(deployed.config.run.dir)) for _ in range(2)]
+    questions = [put_review(deployed.evolution) for _ in range(2)]
     page = opened("evolution")
     cards = [page.locator(".review", has_text=question) for question in questions]
     for card in cards:

@@ -1,4 +1,4 @@
-"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, and on a disk without space (F21)."""
+"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, on a full and a read-only disk (F21)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import ray
 from gateway_helpers import STORE
 from scripted import picture_url
-from small_disks import fill, small_disk
+from small_disks import failing_disk, fill, freeze, small_disk
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.memory import place_shards
@@ -109,21 +109,49 @@ async def number_stored(client: httpx.AsyncClient) -> int:
     return len((await client.get("/v1/experiences")).json()["data"])
 
 
-def test_f21_a_full_disk_gives_no_id_and_one_alert_and_works_again(
-    settings: Callable[..., Config], backends: Backends, tmp_path: Path, record_figures: Callable[..., None]
+@contextlib.contextmanager
+def full_disk(folder: Path) -> Iterator[tuple[Path, Callable[[], Any], Callable[[], Any]]]:
+    """A disk, and functions that fill it and make room again."""
+    with small_disk(folder, 4) as disk:
+        yield disk, lambda: fill(disk), (disk / "ballast").unlink
+
+
+@contextlib.contextmanager
+def read_only_disk(folder: Path) -> Iterator[tuple[Path, Callable[[], Any], Callable[[], Any]]]:
+    """A disk, and functions that make it read-only while files are open, and writable again."""
+    with failing_disk(folder) as disk:
+        yield disk, lambda: freeze(disk), lambda: freeze(disk, False)
+
+
+@pytest.mark.parametrize(
+    ("make_disk", "whole_run", "reason"), [(full_disk, False, "no space"), (read_only_disk, True, "read-only")]
+)
+def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
+    settings: Callable[..., Config],
+    backends: Backends,
+    tmp_path: Path,
+    record_figures: Callable[..., None],
+    make_disk: Callable[[Path], contextlib.AbstractContextManager[tuple[Path, Callable[[], Any], Callable[[], Any]]]],
+    whole_run: bool,
+    reason: str,
 ) -> None:
-    """Before: 40 replies with an id, 36 of them lost, health ok, no alert."""
-    with small_disk(tmp_path / "disk", 4) as disk:
-        own = [f"memory.dir={disk / 'memory'}", f"run.dir={tmp_path / 'run'}", "evolution.alerts.every_s=0.1"]
+    """Before: 40 replies with an id, 36 of them lost, health ok, no alert.
+
+    Read-only is the whole folder of the run, with reviews, audit log and alerts.
+    """
+    with make_disk(tmp_path / "disk") as (disk, refuse, allow):
+        run = disk / "run" if whole_run else tmp_path / "run"
+        own = [f"memory.dir={disk / 'memory'}", f"run.dir={run}", "evolution.alerts.every_s=0.1"]
         config = settings(*own, "evolution.queue=64", "memory.write_timeout_s=60", "serve.timeout_s=60")
-        names, shards = place_shards(config, "durable-full")
+        service = f"durable-{make_disk.__name__}"
+        names, shards = place_shards(config, service)
         generators = [ray.get_actor(name) for name in backends.generators]
-        evolution = Evolution.options(name="durable-full-evolution").remote(config, generators, ray.get_actor(STORE))
+        evolution = Evolution.options(name=f"{service}-evolution").remote(config, generators, ray.get_actor(STORE))
         ray.get([*(actor.health.remote() for actor in shards), evolution.health.remote()])
 
         async def scenario() -> dict[str, int]:
             async with gateway(
-                config, dataclasses.replace(backends, memory=tuple(names), evolution="durable-full-evolution")
+                config, dataclasses.replace(backends, memory=tuple(names), evolution=f"{service}-evolution")
             ) as client:
 
                 async def health() -> dict[str, Any]:
@@ -142,17 +170,20 @@ def test_f21_a_full_disk_gives_no_id_and_one_alert_and_works_again(
 
                 first = (await ask(client))["experience_id"]
                 assert (await health())["memory"] == "ok"
-                ballast = fill(disk)
+                pids = {ray.get(shards[0].health.remote())["pid"]}
+                refuse()
                 replies = [await ask(client, learn=False) for _ in range(40)]
                 given = [reply["experience_id"] for reply in replies if reply["experience_id"]]
                 refused = {reply["remembered"] for reply in replies if reply["experience_id"] is None}
-                assert refused == {"no space"}
+                assert refused == {reason}
                 assert replies[-1]["answer"] == "7"
-                assert (await until_status("degraded"))["memory"] == "no space"
+                assert (await until_status("degraded"))["memory"] == reason
                 async with asyncio.timeout(60):
                     while "memory_refuses" not in await alerts():
                         await asyncio.sleep(0.05)
-                ballast.unlink()
+                pids.add(ray.get(shards[0].health.remote())["pid"])
+                assert len(pids) == 1, "the shard did not survive"
+                allow()
                 await until_status("ok")  # without a request
                 last = (await ask(client))["experience_id"]
                 os.kill(ray.get(shards[0].health.remote())["pid"], signal.SIGKILL)
@@ -163,8 +194,8 @@ def test_f21_a_full_disk_gives_no_id_and_one_alert_and_works_again(
 
         try:
             record_figures(**asyncio.run(scenario()))
-            lines = (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()
-            assert [json.loads(line)["metric"] for line in lines].count("memory_refuses") == 1
+            lines = (run / "alerts.jsonl").read_text().splitlines() if not whole_run else []
+            assert [json.loads(line)["metric"] for line in lines].count("memory_refuses") == (not whole_run)
         finally:
             for actor in [*shards, evolution]:
                 ray.kill(actor)
