@@ -147,6 +147,21 @@ def test_a_hostile_call_returns_its_error_in_time_and_the_next_call_succeeds(ben
     bench.wait_until_complete()
 
 
+def test_code_of_the_policy_runs_in_its_own_process(make: Make) -> None:
+    sandboxed = make(workers=1, operations=["zoom_in", "python"], timeout_s=120.0)
+    observation, views = sandboxed.run(sandboxed.call("python", code="show(image[:64, :64])\nimage.shape"))
+    assert (observation.status, observation.text) == ("ok", "(1080, 1920, 3)")
+    assert len(views) == 1
+    assert observation.images[0].parent == "made"
+    for code, text in (("x = bytearray(10**9)", "MemoryError"), ("import os; os.kill(os.getppid(), 9)", "PermissionError")):
+        observation, _ = sandboxed.run(sandboxed.call("python", code=code))
+        assert observation.status == "ok"
+        assert text in observation.text
+    assert sandboxed.pool.health()["restarts"] == 0
+    box = boxes(1)[0]
+    sandboxed.check_zoom(sandboxed.run(sandboxed.call("zoom_in", box=box)), box)
+
+
 def test_a_leaking_process_is_replaced_without_failing_a_call(bench: Bench) -> None:
     """One leak of 30 MB is below the limit. The process is replaced before several leaks reach it."""
     before = bench.pool.health()["restarts"]
