@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -238,14 +238,13 @@ def lower_priority(config: Config) -> None:
         os.nice(4)
 
 
-def run_when_idle() -> None:
-    """Let this thread, and those it starts, use only what other processes leave of the processors, on Linux.
+def yield_to_serving() -> None:
+    """Raise the niceness of this thread, and of those it starts, to that of the generators.
 
     A learner beside a service on one machine: its start alone would take more of two cores than the generators get, which answer.
+    It must still learn while requests keep both cores busy.
     """
-    if sys.platform == "linux":
-        with suppress(OSError):  # some sandboxes refuse it: then the learner is as quick as the others
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(4)
 
 
 def freeze_gc() -> None:

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from pixelis import errors
-from pixelis.actors.cluster import run_when_idle, unwrap_ray_error, use_reserved_gpus
+from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus, yield_to_serving
 from pixelis.actors.node_watch import NodeWatch
 from pixelis.actors.reservations import Room, describe, describe_cluster, fitting_learners, learner_bundle, reserved_learners
 from pixelis.actors.train_job import TrainJob
@@ -163,7 +163,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
     if not job.config.learner.gpus:  # Ray Train chooses the GPU of a learner that reserves one
         use_reserved_gpus()
     if job.background:
-        run_when_idle()
+        yield_to_serving()
     if _permanent_failure(run_dir, attempt):
         return
     try:
