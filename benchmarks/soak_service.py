@@ -405,6 +405,8 @@ def _report(
     broken += _files(report, record, folder)
     row("service: updates, version", f"{status['updates']}, {status['policy_version']}", "", f"{len(status['alerts'])} alerts")
     row("service: exit code, processes left", f"{code}, {len(left)}", "130, 0", ", ".join(left))
+    broken += [f"exit code {code}"] if code != 130 else []
+    broken += [f"processes left: {', '.join(left)}"] if left else []
     steady = [usage for at, usage in record.samples if not any(s <= at <= e + SETTLE_S for s, e in record.outages)]
     if len(steady) >= 6:
         row("service: private memory, last third / second", process_tree.growth(steady, lambda u: u.bytes), "<= 1.01")
