@@ -22,7 +22,7 @@ STATUS: dict[str, Any] = {"updates": 1, "policy_version": 1, "alerts": []}
         ({"stored": {"a": 1}}, "1 experiences lost"),
         ({"stored": {"a": 0, "b": 0}}, "1 feedback lost"),
         ({"unreadable": ["a"]}, "1 reads of 404"),
-        ({"heads": ["0" * 64]}, "audit log"),
+        ({"heads": ["f" * 64]}, "audit log"),
         ({"code": None}, "exit code None"),
         ({"left": ["raylet"]}, "processes left: raylet"),
     ],
