@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import time
@@ -17,6 +18,7 @@ import cv2
 import numpy as np
 
 from benchmarks import operation_datasets as sets
+from benchmarks import operation_published as published
 from benchmarks.harness import Report
 from pixelis.config import ToolboxConfig
 from pixelis.operations import Scene, execute, masks
@@ -147,8 +149,9 @@ def track(report: Report, thin: int) -> None:
 # --- segment_object_at ----------------------------------------------------------------------------------------------------------
 
 
-def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> None:
-    """Report the mean IoU of each method by point and by box."""
+def segment(report: Report, photos: Path | None, folders: tuple[Path | None, Path | None], sam: str | None, thin: int) -> None:
+    """Report the mean IoU of each method by point and by box, with bootstrap intervals; on published masks also its score."""
+    bsds, coco = folders
     groups = {
         "hand outlines, in-sample": sets.outlined(sets.IN_SAMPLE, photos)[::thin],
         "hand outlines, held out": sets.outlined(sets.HELD_OUT, photos)[::thin],
@@ -156,8 +159,16 @@ def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> 
         "cut-outs on photos, in-sample": sets.composites()[::thin],
         "easy-vqa drawings, in-sample": _drawings(max(1, 30 // thin)),
     }
-    for method in filter(None, ("grabcut", sam)):
-        settings, name = ToolboxConfig(segmenter=method), "grabcut" if method == "grabcut" else "sam"
+    published_objects = {
+        "BSDS500 test, held out": published.bsds(bsds, "test", 60)[::thin] if bsds else [],
+        "COCO128 odd, held out": published.coco(coco, odd=True, per_picture=1)[::thin] if coco else [],
+    }
+    groups |= {name: objects for name, objects in published_objects.items() if objects}
+    for group, objects in published_objects.items():
+        if objects:
+            _plain_segments(report, group, objects)
+    for method in filter(None, ("mobilenet", "grabcut", sam)):
+        settings, name = ToolboxConfig(segmenter=method), method if method in ("mobilenet", "grabcut") else "sam"
         for group, objects in groups.items():
             for prompt in ("point", "box"):
                 start = time.process_time()
@@ -166,7 +177,48 @@ def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> 
                 ranked = sorted(zip(scores, objects, strict=True), key=lambda pair: pair[0])
                 worst = ", ".join(f"{item.name} {score:.2f}" for score, item in ranked[:3])
                 note = f"{len(objects)} objects, {1e3 * seconds:.0f} ms of CPU each; worst {worst}"
-                report.row(f"segment {name} by {prompt}: {group}, mIoU", float(np.mean(scores)), "", note)
+                report.row(f"segment {name} by {prompt}: {group}, mIoU", _interval(scores), "", note)
+        held_out = [item for objects in published_objects.values() for item in objects]
+        if held_out:
+            _calibration(report, name, held_out, settings)
+
+
+def _plain_segments(report: Report, group: str, objects: list[sets.Outlined]) -> None:
+    from skimage.segmentation import felzenszwalb
+
+    overlaps, start = [], time.process_time()
+    for item in objects:
+        labels = felzenszwalb(item.picture, scale=300, sigma=0.8, min_size=50)
+        inside = labels == labels[item.point[1], item.point[0]]
+        overlaps.append(float((inside & item.mask).sum() / (inside | item.mask).sum()))
+    note = f"{len(objects)} objects, {1e3 * (time.process_time() - start) / len(objects):.0f} ms of CPU each"
+    report.row(f"segment felzenszwalb by point: {group}, mIoU", _interval(overlaps), "", note)
+
+
+def _calibration(report: Report, name: str, objects: list[sets.Outlined], settings: ToolboxConfig) -> None:
+    """Report how well the score of a point's mask predicts its IoU."""
+    pairs = []
+    for item in objects:
+        height, width = item.mask.shape
+        point = [(item.point[0] + 0.5) / width, (item.point[1] + 0.5) / height]
+        observation = call("segment_object_at", item.picture, settings=settings, point=point)
+        if observation.status == "ok":
+            record = observation.data["objects"][0]
+            mask = masks.decode(record["mask"]).full()
+            pairs.append((record["score"], float((mask & item.mask).sum() / (mask | item.mask).sum())))
+    scores, overlaps = np.array(pairs).T
+    report.row(f"segment {name}: correlation of score and IoU", float(np.corrcoef(scores, overlaps)[0, 1]), ">= 0.6")
+    edges = [0.0, 0.4, 0.5, 0.6, 0.7, 1.0]
+    bins = [(low, high, (scores >= low) & (scores < high)) for low, high in itertools.pairwise(edges)]
+    table = "; ".join(f"{low:.1f}-{high:.1f}: {overlaps[b].mean():.2f} ({b.sum()})" for low, high, b in bins if b.any())
+    report.row(f"segment {name}: mean IoU by score", float(np.abs(scores - overlaps).mean()), "", table)
+
+
+def _interval(values: list[float]) -> str:
+    """Mean and its 95 % bootstrap interval over objects."""
+    sample = np.random.default_rng(0).choice(np.array(values), (2000, len(values))).mean(1)
+    low, high = np.quantile(sample, [0.025, 0.975])
+    return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _drawings(count: int) -> list[sets.Outlined]:
@@ -328,11 +380,11 @@ def _silent_stderr() -> Iterator[None]:
             os.close(stderr)
 
 
-def run(report: Report, photos: Path | None, sam: str | None, thin: int) -> None:
+def run(report: Report, photos: Path | None, folders: tuple[Path | None, Path | None], sam: str | None, thin: int) -> None:
     """Measure all operations on every ``thin``-th item of each set."""
     cv2.setNumThreads(1)
     text(report, photos, thin)
     track(report, thin)
-    segment(report, photos, sam, thin)
+    segment(report, photos, folders, sam, thin)
     properties(report)
     frames(report, thin)

@@ -17,6 +17,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure a part of each set, about two minutes in all")
     parser.add_argument("--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures")
     parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
+    parser.add_argument("--bsds", type=Path, help="BSDS500's data folder (images, groundTruth): held-out objects")
+    parser.add_argument("--coco", type=Path, help="COCO128 with polygons (images/train2017, labels/train2017): held-out objects")
     args = parse_args(parser, quick=True)
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
@@ -25,7 +27,9 @@ def main() -> None:
         if part == "quality":
             from benchmarks import operation_quality
 
-            operation_quality.run(report, args.photos, args.sam, 20 if args.smoke else 4 if args.quick else 1)
+            operation_quality.run(
+                report, args.photos, (args.bsds, args.coco), args.sam, 20 if args.smoke else 4 if args.quick else 1
+            )
         elif part == "speed":
             from benchmarks import operation_speed
 

@@ -241,8 +241,8 @@ def shipped(name: str, suffix: str = "") -> Path | None:
 def absolute(config: Config) -> Config:
     """The configuration with absolute paths, since workers run in other folders than the driver.
 
-    `nano`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged; in `NAME:ROOT` the root is a
-    path. A missing ``configs/...`` file falls back to the packaged one.
+    `nano`, `mobilenet`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged; in `NAME:ROOT` the
+    root is a path. A missing ``configs/...`` file falls back to the packaged one.
     """
     values = config.model_dump()
     for *sections, key in PATHS:
@@ -254,7 +254,7 @@ def absolute(config: Config) -> Config:
 
 
 def _absolute(text: str) -> str:
-    if text in ("nano", "grabcut") or text.startswith(("cards:", "packaged:")) or "://" in text:
+    if text in ("nano", "mobilenet", "grabcut") or text.startswith(("cards:", "packaged:")) or "://" in text:
         return text
     name, root = match.groups() if (match := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
     path = Path(root).expanduser()

@@ -40,7 +40,11 @@ class ToolboxConfig(Section):
     max_video_frames: int = Field(200_000, ge=1, description="maximum number of frames of a clip")
     max_frames: int = Field(8, ge=1, description="maximum number of frames that select_frames returns")
     max_track_frames: int = Field(300, ge=2, description="maximum number of frames that track_object follows")
-    segmenter: str = Field("grabcut", description="`grabcut`, or a folder with a SAM or SAM 2 checkpoint for transformers")
+    segmenter: str = Field(
+        "mobilenet",
+        description="`mobilenet` (a small packaged network), `grabcut` (without weights), or a folder with a SAM or SAM 2 "
+        "checkpoint for transformers",
+    )
     detector: str | None = Field(
         None, description="folder of an OWL-ViT, OWLv2 or Grounding DINO checkpoint for transformers, which `find` needs"
     )

@@ -46,8 +46,7 @@ def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], see
     x = min(int((point[0] - left) * width / (right - left)), width - 1)
     y = min(int((point[1] - top) * height / (bottom - top)), height - 1)
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
-    proposed = [*_graph(small, lab, (x, y)), *_tolerance(lab, (x, y)), *_discs(small, (x, y), seed)]
-    proposed = [r for r in proposed if MIN_PIXELS <= np.count_nonzero(r) <= 0.97 * r.size]
+    proposed = proposals(small, (x, y), seed)
     scores = _scores(proposed, lab) if proposed else np.full(1, -np.inf)
     best = int(np.argmax(scores))
     if not np.isfinite(scores[best]):
@@ -83,16 +82,32 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
         cv2.ellipse(middle, ((x0 + x1) // 2, (y0 + y1) // 2), axes, 0, 0, 360, 1, -1)
         labels[(middle > 0) & (labels == cv2.GC_PR_FGD)] = cv2.GC_FGD
         inside = _cut_out(small, labels, seed)
-    contrast = _contrast(inside, cv2.cvtColor(small, cv2.COLOR_RGB2LAB))
-    if np.count_nonzero(inside) < MIN_PIXELS or contrast < MIN_CONTRAST:
+    difference = contrast(inside, cv2.cvtColor(small, cv2.COLOR_RGB2LAB))
+    if np.count_nonzero(inside) < MIN_PIXELS or difference < MIN_CONTRAST:
         raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
     inner = np.zeros_like(inside)
     inner[y0:y1, x0:x1] = True
     _, _, w, h = cv2.boundingRect(inside.astype(np.uint8))
     tight = w * h / max(1, (x1 - x0) * (y1 - y0))
-    score = 0.35 + 0.35 * min(tight, 1.0) + 0.25 * contrast
+    score = 0.35 + 0.35 * min(tight, 1.0) + 0.25 * difference
     mask = _enlarge(picture, region, inside & inner)
     return Segment(mask, round(float(np.clip(score, 0.0, 1.0)), 3), "grabcut")
+
+
+def proposals(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:
+    """Regions at all scales that contain the pixel ``at`` (x, y) of a copy of at most WORK pixels a side: bool [h, w] each."""
+    lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
+    proposed = [*_graph(small, lab, at), *_tolerance(lab, at), *_discs(small, at, seed)]
+    return [r for r in proposed if MIN_PIXELS <= np.count_nonzero(r) <= 0.97 * r.size]
+
+
+def refine(small: np.ndarray, probabilities: np.ndarray, allowed: np.ndarray, seed: int) -> np.ndarray:
+    """GrabCut that starts from a map of probabilities (float32 [h, w]) and stays within ``allowed`` (bool [h, w])."""
+    labels = np.where(probabilities > 0.5, cv2.GC_PR_FGD, cv2.GC_PR_BGD).astype(np.uint8)
+    labels[probabilities > 0.9] = cv2.GC_FGD
+    labels[(probabilities < 0.05) | ~allowed] = cv2.GC_BGD
+    foreground = _grabcut(small, labels, seed, 3)
+    return (probabilities > 0.5 if foreground is None else _largest(fill(foreground))) & allowed
 
 
 def _cut_out(small: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
@@ -179,15 +194,15 @@ def _scores(proposed: Sequence[np.ndarray], lab: np.ndarray) -> np.ndarray:
     np.fill_diagonal(overlap, 0)
     features = {
         "agreement": overlap.mean(1),
-        "contrast": np.asarray([_contrast(region, lab) for region in proposed]),
+        "contrast": np.asarray([contrast(region, lab) for region in proposed]),
         "solidity": np.asarray([_solidity(region) for region in proposed]),
-        "border": np.asarray([_border(region) for region in proposed]),
+        "border": np.asarray([on_border(region) for region in proposed]),
     }
     scores = OFFSET + sum((WEIGHTS[name] * values for name, values in features.items()), np.zeros(len(proposed)))
     return np.where(features["contrast"] < MIN_CONTRAST, -np.inf, scores)
 
 
-def _contrast(region: np.ndarray, lab: np.ndarray) -> float:
+def contrast(region: np.ndarray, lab: np.ndarray) -> float:
     """1 - overlap of the colour histograms just inside and just outside the outline."""
     inside = region.astype(np.uint8)
     reach = int(np.clip(round(0.25 * np.sqrt(np.count_nonzero(region) / np.pi)), 2, 10))
@@ -211,7 +226,7 @@ def _solidity(region: np.ndarray) -> float:
     return area / max(area, hull + 1)
 
 
-def _border(region: np.ndarray) -> float:
+def on_border(region: np.ndarray) -> float:
     """Share of the outline that lies on the border of the copy, 0..1."""
     inside = np.pad(region.astype(np.uint8), 1)
     outline = np.count_nonzero((cv2.dilate(inside, _CELL) - cv2.erode(inside, _CELL))[1:-1, 1:-1])

@@ -8,13 +8,19 @@ from typing import Any
 from pydantic import model_validator
 
 from pixelis.config import ToolboxConfig
-from pixelis.operations import grabcut, sam
+from pixelis.operations import grabcut, mobilenet, sam
 from pixelis.operations.draw import annotate
 from pixelis.operations.masks import Mask, Segment
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
 from pixelis.records import Box
 
-METHODS = {"grabcut": "grabcut, from colours and edges alone: approximate", "sam": "sam"}
+METHODS = {
+    "mobilenet": "mobilenet, a small network: approximate",
+    "grabcut": "grabcut, from colours and edges alone: approximate",
+    "sam": "sam",
+}
+UNSURE = 0.5
+"""A score below it means that the mask probably shows another object, or a part."""
 
 
 class SegmentArguments(OperationArguments):
@@ -31,7 +37,7 @@ class SegmentArguments(OperationArguments):
 
 
 class SegmentObjectAt(Operation):
-    """Segments one object with the back-end of ``toolbox.segmenter``: GrabCut without weights, or a SAM checkpoint."""
+    """Segments one object with the back-end of ``toolbox.segmenter``: a small network, GrabCut, or a SAM checkpoint."""
 
     name = "segment_object_at"
     description = (
@@ -42,8 +48,10 @@ class SegmentObjectAt(Operation):
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Load the checkpoint of ``toolbox.segmenter``. Raises MissingFile or BadConfig."""
-        if settings.segmenter != "grabcut":
+        """Load the network of ``toolbox.segmenter``. Raises MissingFile, MissingDependency or BadConfig."""
+        if settings.segmenter == "mobilenet":
+            mobilenet.load()
+        elif settings.segmenter != "grabcut":
             sam.load(settings.segmenter)
 
     @classmethod
@@ -60,7 +68,9 @@ class SegmentObjectAt(Operation):
             assert arguments.point is not None
             x, y, _, _ = target.to_root((*arguments.point, 1, 1))
             point = x * picture.shape[1], y * picture.shape[0]
-        if scene.settings.segmenter != "grabcut":
+        if scene.settings.segmenter == "mobilenet":
+            segment = mobilenet.segment(picture, region, point, box, scene.seed)
+        elif scene.settings.segmenter != "grabcut":
             segment = sam.segment(picture, region, point, box, scene.settings.segmenter)
         elif box is not None:
             segment = grabcut.by_box(picture, box, scene.seed)
@@ -98,6 +108,7 @@ def _text(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> s
         f"box {numbers} of {target.id}\n"
         f"area {percent(share)} of the whole {media} ({mask.area} px)\n"
         f"score {record['score']:.2f} ({METHODS[record['method']]})"
+        + ("; unsure: check the outline, give a box, or zoom in" if record["score"] < UNSURE else "")
     )
 
 

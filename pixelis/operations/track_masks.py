@@ -7,7 +7,7 @@ from typing import Any
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
-from pixelis.operations import geometry, grabcut, sam
+from pixelis.operations import geometry, grabcut, mobilenet, sam
 from pixelis.operations.video import Clip
 
 MAX_MASKS = 64
@@ -32,7 +32,9 @@ def segment_track(
     for picture, box in zip(clip.frames(frames), boxes, strict=True):
         edges = geometry.to_pixels(geometry.as_box(box), clip.width, clip.height)
         try:
-            if settings.segmenter == "grabcut":
+            if settings.segmenter == "mobilenet":
+                segment = mobilenet.segment(picture, (0, 0, clip.width, clip.height), None, edges, seed)
+            elif settings.segmenter == "grabcut":
                 segment = grabcut.by_box(picture, edges, seed)
             else:
                 segment = sam.segment(picture, (0, 0, clip.width, clip.height), None, edges, settings.segmenter)

@@ -17,7 +17,7 @@ from skimage.segmentation import watershed
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, MissingFile
-from pixelis.operations import Scene, execute, grabcut, masks, sam
+from pixelis.operations import Scene, execute, grabcut, masks, mobilenet, sam
 from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
@@ -110,7 +110,7 @@ def test_the_record_the_text_and_the_overlay_agree():
     assert observation.status == "ok", observation.text
     (record,) = observation.data["objects"]
     assert set(record) == {"id", "kind", "root", "frame", "box", "area", "score", "method", "mask"}
-    assert (record["kind"], record["root"], record["frame"], record["method"]) == ("object", "img0", None, "grabcut")
+    assert (record["kind"], record["root"], record["frame"], record["method"]) == ("object", "img0", None, "mobilenet")
     assert json.loads(json.dumps(record)) == record
     assert len(record["id"]) == 8
     assert int(record["id"], 16) >= 0
@@ -135,6 +135,33 @@ def test_the_record_the_text_and_the_overlay_agree():
     magenta = view[..., 0].astype(int) - view[..., 1] > 30  # the photo is grey
     assert iou(there, magenta) > 0.8  # the outline straddles the border, two pixels wide
     assert not np.shares_memory(view, picture)
+
+
+def test_the_network_finds_objects_of_photos_by_point_and_by_box():
+    """The default back-end; GrabCut alone is measured above."""
+    for prompt, least in (("point", 0.6), ("box", 0.8)):
+        overlaps = []
+        for picture, mask, (x, y) in photo_objects().values():
+            height, width = mask.shape
+            left, top, w, h = cv2.boundingRect(mask.astype(np.uint8))
+            box = (left, top, left + w, top + h) if prompt == "box" else None
+            segment = mobilenet.segment(picture, (0, 0, width, height), None if box else (x, y), box)
+            assert segment.method == "mobilenet"
+            overlaps.append(iou(segment.mask.full(), mask))
+        assert np.mean(overlaps) > least
+
+
+def test_a_low_score_is_called_unsure():
+    """A point in gravel, where nothing is an object, and a coin."""
+    gravel = np.repeat(skimage.data.gravel()[..., None], 3, 2)
+    observation, _ = call(gravel, point=[0.5, 0.5])
+    assert observation.data["objects"][0]["score"] < 0.5
+    assert "unsure" in observation.text
+    picture, truth = coins()
+    y, x = ndimage.center_of_mass(truth[3])
+    observation, _ = call(picture, point=[x / picture.shape[1], y / picture.shape[0]])
+    assert observation.data["objects"][0]["score"] > 0.5
+    assert "unsure" not in observation.text
 
 
 def test_equal_calls_give_equal_results_and_other_objects_other_ids():
