@@ -152,8 +152,9 @@ def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> Non
         async for item in agent_without_memory().stream(ask("say 7 pause 0.4", samples=2)):
             if isinstance(item, Answer):
                 return events, times, item
-            events.append(item)
-            times.append(time.monotonic())
+            if isinstance(item, TurnEvent):  # the text of a turn comes before it
+                events.append(item)
+                times.append(time.monotonic())
         raise AssertionError("no answer")
 
     events, times, answer = run(watch())
@@ -224,7 +225,7 @@ def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: 
     attempts = [event.attempt for event in events]
     assert attempts == sorted(attempts)
     assert attempts[0] == 0
-    assert attempts.count(1) == 6
+    assert sum(event.attempt == 1 for event in events if isinstance(event, TurnEvent)) == 6
     assert answer.verdict.answer == "7"
 
     async def back() -> bool:  # for the other tests

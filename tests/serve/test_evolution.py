@@ -38,6 +38,7 @@ from pixelis.records import (
     VersionStatus,
     Vote,
 )
+from pixelis.telemetry import tracing
 
 pytestmark = pytest.mark.slow
 
@@ -294,6 +295,27 @@ def test_waiting_for_traffic_blocks_no_other_call(evolution: ActorHandle) -> Non
         ray.get(waiting, timeout=0.3)
     assert ray.get(evolution.stats.remote(), timeout=60)["queue"] == 0
     assert ray.get(evolution.health.remote(), timeout=60) == "ok"
+
+
+def test_the_update_and_the_promotion_that_learnt_from_a_request_are_in_its_trace(
+    place: Callable[..., Placed], tmp_path: Path
+) -> None:
+    serving = Versioned.remote(())
+    placed = place("telemetry.traces=file", "evolution.batch=2", generators=(serving,))
+    callers = [f"00-{number:032x}-00f067aa0ba902b7-01" for number in (1, 2)]
+    for number, caller in enumerate(callers):
+        traced = task(f"traced{number}").model_copy(update={"trace": caller})
+        assert placed.call("submit", traced, [ray.put({})])
+    placed.call("begin", 0, {}, 0)
+    placed.call("next_batch", 0, 1, 0)
+    placed.call("step_done", 0, placed.publish(1.0))
+
+    def spans() -> dict[str, set[str]]:
+        traces = tracing.read(tmp_path / tracing.FOLDER)
+        return {id: {span["name"] for span in spans} for id, spans in traces.items()}
+
+    expected = {caller.split("-")[1]: {"submit", "update", "promotion"} for caller in callers}
+    wait_until(lambda: spans() == expected)
 
 
 def test_refused_versions_are_not_served_and_the_learner_resets(place: Callable[..., Placed], tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_example_serves_questions_and_streams_over_tls(proxy: httpx.Client) 
     assert proxy.post("/v1/agent", json=question).status_code == 401
     with proxy.stream("POST", "/v1/agent", json={**question, "stream": True}, headers=HEADERS) as stream:
         events = [line for line in stream.iter_lines() if line.startswith("event: ")]
-    assert events[0] == "event: turn"
+    assert "event: turn" in events
     assert events[-1] == "event: answer"
 
 
