@@ -25,7 +25,7 @@ from pixelis.datasets.pasting import Edges
 from pixelis.operations.image import load_image
 
 # The tests' clip generators are used, so that tests and benchmarks cover the same containers and motions.
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 SHIPPED = Path(skimage.data.__file__).parent
 
