@@ -114,9 +114,9 @@ def test_a_prompt_that_vllm_expands_differently_is_an_error(running: RunningEngi
         digest = one.digests[0]
         complete = engine.complete
 
-        async def complete_with_wrong_digest(session, sampling):
+        async def complete_with_wrong_digest(session, *arguments):
             session.digests = [digest]
-            return await complete(session, sampling)
+            return await complete(session, *arguments)
 
         engine.complete = complete_with_wrong_digest
         try:
