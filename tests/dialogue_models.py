@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import Completion, SamplingParams
+from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
@@ -110,7 +110,9 @@ class ScriptedSession:
     """Tokens, number of views and sampling parameters of each `generate`."""
     closed: int = 0
 
-    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+    async def generate(
+        self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams, on_tokens: TokenCallback | None = None
+    ) -> Completion:
         self.calls.append((list(tokens), len(views), sampling))
         line = self.lines[len(self.calls) - 1]
         if isinstance(line, BaseException):

@@ -162,9 +162,8 @@ async def _play(
     tokens, views = [token for turn in prompt for token in turn.tokens], list(episode.views)
     for number in range(limits.max_turns):
         room = min(limits.max_turn_tokens, limits.max_context - used)
-        arguments = tokens, views, dataclasses.replace(sampling, max_tokens=room)
-        listener = [renderer.listener(on_text)] if on_text is not None else []
-        completion = await session.generate(*arguments, *listener)
+        on_tokens = renderer.listener(on_text) if on_text is not None else None
+        completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room), on_tokens)
         _check_completion(completion, renderer, room)
         turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, offered)
         trajectory.turns.append(turn)
@@ -182,12 +181,7 @@ async def _play(
             return StopReason.NO_ACTION
         if number == limits.max_turns - 1:
             return StopReason.OVER_TURN
-        results = list[tuple[Observation, list[np.ndarray]]]()
-        if tools is not None:
-            for action in turn.actions:
-                results.append(await _operate(tools, action, trajectory, [observation for observation, _ in results]))
-                if is_done(results[-1][0]):
-                    break
+        results = await _operate_all(tools, turn.actions, trajectory)
         if not results:
             assert reply.error is not None
             results.append((Observation(status="error", code=reply.error.code, text=reply.error.message), []))
@@ -231,6 +225,20 @@ def show_start(question: Question, images: list[ImageView], observation: Observa
 def is_done(observation: Observation) -> bool:
     """Whether an environment ended the episode with this observation."""
     return observation.data.get("done") is True
+
+
+async def _operate_all(
+    tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
+) -> list[tuple[Observation, list[np.ndarray]]]:
+    """Execute the calls of a turn in order, up to one that ends the episode; no call without tools."""
+    results = list[tuple[Observation, list[np.ndarray]]]()
+    if tools is None:
+        return results
+    for action in actions:
+        results.append(await _operate(tools, action, trajectory, [observation for observation, _ in results]))
+        if is_done(results[-1][0]):
+            break
+    return results
 
 
 async def _operate(

@@ -12,7 +12,6 @@ FILE and the configuration.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import fcntl
 import hashlib
@@ -25,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from pixelis.actors import placement
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
@@ -35,6 +34,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evolution import vote
+from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.dry_run import checks
 from pixelis.jobs.remote_agent import RemoteAgent
@@ -63,14 +63,9 @@ class Options:
     rest: list[str]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadConfig(message, fix="pixelis answer --help")
-
-
 def parse(words: list[str]) -> Options:
     """Read the command line. Raises BadConfig."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = CommandParser("answer")
     parser.add_argument("--url")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=int, default=0)
@@ -229,7 +224,7 @@ async def _run_remote(config: Config, options: Options, out: AnswerFile) -> None
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.answer`."""
     words = sys.argv[1:]
-    if "--help" in words or "-h" in words:
+    if asks_for_help(words):
         from_command_line(__doc__ or "", "answer", words, default="configs/nano/evaluate.yaml")
     try:
         options = parse(words)

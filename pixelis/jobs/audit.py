@@ -17,33 +17,25 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import BadConfig
 from pixelis.evolution import audit
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadConfig(message, fix="pixelis audit --help")
+from pixelis.jobs.command import CommandParser, run_command
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.audit`."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print((__doc__ or "").strip())
-        return
-    try:
-        arguments = _parse(sys.argv[1:])
-        report = audit.verify(arguments.folder, arguments.head)
-        if arguments.search:
-            for event in audit.search(
-                arguments.folder, arguments.event, arguments.actor, arguments.since, arguments.until, arguments.result
-            ):
-                print(json.dumps(asdict(event)) if arguments.json else _line(event))
-    except PixelisError as error:
-        print(f"pixelis audit: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+    run_command("audit", __doc__, _run)
+
+
+def _run(words: list[str]) -> None:
+    arguments = _parse(words)
+    report = audit.verify(arguments.folder, arguments.head)
+    if arguments.search:
+        for event in audit.search(
+            arguments.folder, arguments.event, arguments.actor, arguments.since, arguments.until, arguments.result
+        ):
+            print(json.dumps(asdict(event)) if arguments.json else _line(event))
     out = sys.stderr if arguments.search else sys.stdout  # keeps the events on stdout for pipes
     print(f"{report.lines} events in {report.files} files, the last hash is {report.head}", file=out)
     if report.torn:
@@ -58,7 +50,7 @@ def main() -> None:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False)
+    parser = CommandParser("audit")
     parser.add_argument("folder", metavar="RUN_DIR", type=Path)
     for name in ("head", "event", "actor", "result"):
         parser.add_argument(f"--{name}")

@@ -21,30 +21,15 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import BadConfig
+from pixelis.jobs.command import CommandParser, run_command
 from pixelis.serve.keys import FILE, SCOPES, ApiKey, KeyFile, Scope
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadConfig(message, fix="pixelis keys --help")
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.keys`."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print((__doc__ or "").strip())
-        return
-    try:
-        _run(_parse(sys.argv[1:]))
-    except PixelisError as error:
-        print(f"pixelis keys: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except OSError as error:
-        print(f"pixelis keys: {error.filename}: {error.strerror}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run_command("keys", __doc__, lambda words: _run(_parse(words)))
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -75,10 +60,10 @@ def _date(seconds: float) -> str:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False)
-    orders = parser.add_subparsers(dest="order", required=True, parser_class=_Parser)
+    parser = CommandParser("keys")
+    orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
     for name in ("create", "list", "revoke"):
-        order = orders.add_parser(name, add_help=False)
+        order = orders.add_parser(name)
         order.add_argument("folder", metavar="RUN_DIR", type=Path)
         if name != "list":
             order.add_argument("name", metavar="NAME")

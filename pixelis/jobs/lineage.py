@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import sys
 
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import BadConfig
+from pixelis.jobs.command import run_command
 from pixelis.telemetry import lineage
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.lineage`."""
-    arguments = sys.argv[1:]
-    if "--help" in arguments or "-h" in arguments:
-        print(__doc__.strip())
-        return
-    flags = {a for a in arguments if a.startswith("-")}
-    results = [a for a in arguments if not a.startswith("-")]
-    try:
-        if len(results) != 1 or flags - {"--mermaid"}:
-            raise BadConfig("expected one result and optionally --mermaid", fix="pixelis lineage runs/nano/sft")
-        node = lineage.trace(results[0])
-    except PixelisError as error:
-        print(f"pixelis lineage: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+    run_command("lineage", __doc__, _run)
+
+
+def _run(words: list[str]) -> None:
+    flags = {word for word in words if word.startswith("-")}
+    results = [word for word in words if not word.startswith("-")]
+    if len(results) != 1 or flags - {"--mermaid"}:
+        raise BadConfig("expected one result and optionally --mermaid", fix="pixelis lineage runs/nano/sft")
+    node = lineage.trace(results[0])
     print(lineage.mermaid(node) if "--mermaid" in flags else "\n".join(lineage.tree(node)))
     if broken := node.broken:
         print(f"pixelis lineage: {len(broken)} of {len(list(node.walk()))} have changed or are missing", file=sys.stderr)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,8 +22,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pixelis.errors import BadConfig, InfraFailure, MissingFile, PixelisError
+from pixelis.errors import BadConfig, InfraFailure, MissingFile
+from pixelis.jobs.command import CommandParser, run_command
 from pixelis.telemetry import events
+from pixelis.telemetry.html.filters import age, number
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32
@@ -43,36 +44,27 @@ CURVES = (
     ("policy/kl", "KL to the start"),
     ("policy/entropy", "entropy"),
     ("policy/loss", "loss"),
-    ("sft/loss", "loss"),
 )
 """Metrics drawn as curves, where a run has them."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadConfig(message, fix="pixelis top --help")
-
-
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.top`."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print((__doc__ or "").strip())
-        return
-    try:
-        arguments = _parse(sys.argv[1:])
-        is_service = arguments.target.startswith(("http://", "https://"))
-        draw = Service(arguments.target).draw if is_service else lambda: draw_run(Path(arguments.target))
-        if arguments.once:
-            Console().print(draw())
-        else:
-            _watch(draw, arguments.every)
-    except PixelisError as error:
-        print(f"pixelis top: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+    run_command("top", __doc__, _run)
+
+
+def _run(words: list[str]) -> None:
+    arguments = _parse(words)
+    is_service = arguments.target.startswith(("http://", "https://"))
+    draw = Service(arguments.target).draw if is_service else lambda: draw_run(Path(arguments.target))
+    if arguments.once:
+        Console().print(draw())
+    else:
+        _watch(draw, arguments.every)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False)
+    parser = CommandParser("top")
     parser.add_argument("target", metavar="RUN_DIR | URL")
     parser.add_argument("--every", type=float, default=2.0)
     parser.add_argument("--once", action="store_true")
@@ -106,7 +98,7 @@ def draw_run(folder: Path) -> RenderableType:
         stage = next((event["name"] for event in reversed(log) if event["kind"] == events.STAGE), "starting")
         return Panel(Text(f"no step yet: {stage}"), title=str(folder))
     last = steps[-1]
-    head = Text(f"step {last['step']}, {_ago(last['time'])}")
+    head = Text(f"step {last['step']}, {age(last['time'])}")
     if len(steps) > 1:
         head.append(f", {(steps[-1]['time'] - steps[0]['time']) / (len(steps) - 1):.1f} s a step")
     head.append(f", {len(replayed)} steps repeated after a resume" if replayed else "")
@@ -142,7 +134,7 @@ def _shares(step: Mapping[str, Any]) -> Table:
 
 def _alarms(log: Sequence[Mapping[str, Any]]) -> list[Text]:
     alarms = [event for event in log if event["kind"] in ("alarm", events.NOTICE)]
-    lines = [f"{_ago(event['time'])}: {event.get('text') or event.get('message') or event.get('name') or ''}" for event in alarms]
+    lines = [f"{age(event['time'])}: {event.get('text') or event.get('message') or event.get('name') or ''}" for event in alarms]
     return [Text(line, style="red") for line in lines[-3:]]
 
 
@@ -228,24 +220,8 @@ def curve(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in means)
 
 
-def number(value: Any) -> str:
-    """Four significant digits."""
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
-
-
 def _range(values: Sequence[float]) -> str:
     return f"{number(min(values))} to {number(max(values))}"
-
-
-def _ago(at: float) -> str:
-    seconds = max(0.0, time.time() - at)
-    return (
-        f"{seconds:.0f} s ago"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min ago"
-        if seconds < 7200
-        else f"{seconds / 3600:.0f} h ago"
-    )
 
 
 if __name__ == "__main__":

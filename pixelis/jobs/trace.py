@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pixelis.errors import BadConfig, MissingFile, PixelisError
+from pixelis.errors import MissingFile
+from pixelis.jobs.command import CommandParser, run_command
 from pixelis.telemetry import tracing
+from pixelis.telemetry.html.filters import age
 from pixelis.telemetry.html.render import render, write_page
 
 WIDTH = 40
@@ -25,33 +27,23 @@ AFTER_S = 1.0
 """Seconds after a reply within which work still belongs to its request."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadConfig(message, fix="pixelis trace --help")
-
-
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.trace`."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print((__doc__ or "").strip())
+    run_command("trace", __doc__, _run)
+
+
+def _run(words: list[str]) -> None:
+    arguments = _parse(words)
+    traces = tracing.read(arguments.folder)
+    if arguments.trace is None:
+        latest = list(reversed(traces.items()))[: arguments.count]
+        print("\n".join(_listed(id, spans) for id, spans in latest) or "no traces yet")
         return
-    try:
-        arguments = _parse(sys.argv[1:])
-        traces = tracing.read(arguments.folder)
-        if arguments.trace is None:
-            print(
-                "\n".join(_listed(id, spans) for id, spans in list(reversed(traces.items()))[: arguments.count])
-                or "no traces yet"
-            )
-            return
-        id = _chosen(traces, arguments.trace)
-        rows = tracing.tree(traces[id])
-        print("\n".join(_drawn(rows)))
-        path = write_page(arguments.out or arguments.folder / f"{id}.html", page(id, rows))
-        print(f"page: {path}", file=sys.stderr)
-    except PixelisError as error:
-        print(f"pixelis trace: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+    id = _chosen(traces, arguments.trace)
+    rows = tracing.tree(traces[id])
+    print("\n".join(_drawn(rows)))
+    path = write_page(arguments.out or arguments.folder / f"{id}.html", page(id, rows))
+    print(f"page: {path}", file=sys.stderr)
 
 
 def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
@@ -76,7 +68,7 @@ def bar(span: dict[str, Any], rows: list[tuple[int, dict[str, Any]]]) -> tuple[f
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False)
+    parser = CommandParser("trace")
     parser.add_argument("folder", metavar="RUN_DIR", type=Path)
     parser.add_argument("trace", metavar="TRACE_ID", nargs="?")
     parser.add_argument("--count", type=int, default=20)
@@ -100,7 +92,7 @@ def _listed(id: str, spans: list[dict[str, Any]]) -> str:
     root = tracing.tree(spans)[0][1]
     status = root["attributes"].get("http.response.status_code", "")
     wait = f"{1000 * (root['end'] - root['start']):.0f} ms"
-    return f"{id}  {tracing.age(root['start']):>10}  {wait:>9}  {len(spans):>3} spans  {root['name']} {status}"
+    return f"{id}  {age(root['start']):>10}  {wait:>9}  {len(spans):>3} spans  {root['name']} {status}"
 
 
 def _drawn(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:

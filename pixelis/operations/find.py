@@ -101,8 +101,8 @@ def _detector(settings: ToolboxConfig) -> Detector:
 def _select(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[int]:
     """Indices of the boxes above the threshold, best first, without those that overlap a better one."""
     sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
-    kept = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), threshold, OVERLAP), int).ravel()
-    return sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
+    chosen = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), threshold, OVERLAP), int).ravel()
+    return sorted((int(i) for i in chosen), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
 
 
 def _record(place: np.ndarray, score: float, text: str, edges: Edges, target: Target, kind: str) -> dict[str, Any]:

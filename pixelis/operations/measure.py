@@ -64,7 +64,7 @@ class Measure(Operation):
         """One drawn view, and the numbers in text and data.
 
         data: ``length`` in pixels, ``share`` of the target's width and height, ``direction`` (0..360), ``angle`` at the vertex
-        (0..180), or ``lines_found``: [{"points", "length", "angle" (0..180)}]. Raises OperationError ``nothing_found``,
+        (0..180), or ``straight_lines``: [{"points", "length", "angle" (0..180)}]. Raises OperationError ``nothing_found``,
         ``bad_arguments``, ``bad_point``, ``bad_box``, ``out_of_range``, ``too_small``, ``not_a_picture``.
         """
         if arguments.box is not None:
@@ -107,12 +107,12 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> Result:
     if not lines:
         raise OperationError("no straight line there: take a larger region, or give two points", code="nothing_found")
     height, width = target.picture.shape[:2]
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for x0, y0, x1, y1 in lines[:KEPT]:
         points = [[(left + x0) / width, (top + y0) / height], [(left + x1) / width, (top + y1) / height]]
         angle = round(_direction(x0, y0, x1, y1) % 180, 2)
-        found.append({"points": points, "length": round(math.hypot(x1 - x0, y1 - y0), 2), "angle": angle})
-    listed = found[:LISTED]
+        measured.append({"points": points, "length": round(math.hypot(x1 - x0, y1 - y0), 2), "angle": angle})
+    listed = measured[:LISTED]
     rows = []
     for number, line in enumerate(listed, 1):
         ends = [target.from_root((*p, p[0] + 1, p[1] + 1))[:2] for p in line["points"]]
@@ -123,7 +123,7 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> Result:
     )
     text = "\n".join([title, *rows, *_relations([line["angle"] for line in listed])])
     segments = [{"points": line["points"], "label": str(number)} for number, line in enumerate(listed, 1)]
-    return _drawn(text, {"lines_found": found, "segments": segments}, box, target, scene)
+    return _drawn(text, {"straight_lines": measured, "segments": segments}, box, target, scene)
 
 
 def find_lines(pixels: np.ndarray) -> list[Line]:

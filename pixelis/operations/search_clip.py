@@ -109,8 +109,10 @@ class SearchClip(Operation):
             View(scene.fit_frame(frame), None, number, float(clip.times[number]))
             for number, frame in zip(chosen, clip.frames(chosen), strict=True)
         ]
-        found = [{"frame": n, "time": float(clip.times[n]), "score": round(value, 4)} for n, value in moments[: 3 * MAX_MOMENTS]]
-        return Result(text, views, {"moments": found, "frames_seen": seen})
+        records = [
+            {"frame": n, "time": float(clip.times[n]), "score": round(value, 4)} for n, value in moments[: 3 * MAX_MOMENTS]
+        ]
+        return Result(text, views, {"moments": records, "frames_seen": seen})
 
 
 def _window(arguments: SearchClipArguments, clip: Clip) -> range:

@@ -155,7 +155,7 @@ async def read_upload(state: State, request: Request, timing: RequestTiming) -> 
     state.access.require_own_origin(request)
     s = state.config.serve
     body = await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)
-    return read_form(request.headers.get("content-type", ""), body)
+    return await asyncio.to_thread(read_form, request.headers.get("content-type", ""), body)
 
 
 async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:

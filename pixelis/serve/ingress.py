@@ -12,6 +12,7 @@ Uses the standard library only and must not import pixelis: it runs isolated, in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -230,7 +231,8 @@ class Ingress:
             wait(None, haproxy, manager)
             if not wait(0, haproxy):
                 wait(REPLACEMENT_S, haproxy, raylet)
-                signal.pidfd_send_signal(haproxy, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(haproxy, signal.SIGKILL)
             elif not wait(SHUTDOWN_S, manager, raylet) and self.serving.read_text() == str(own):
                 self.stand_in(raylet)
         os._exit(0)

@@ -1,14 +1,15 @@
-"""Reads forms of type ``multipart/form-data`` (RFC 7578) that are in memory already, under a cap of their body."""
+"""Forms of type ``multipart/form-data`` (RFC 7578) that are in memory already, under a cap of their body."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from email.message import Message
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from pixelis.serve.protocol.errors import ApiError
 
 MAX_FIELDS = 16
-MAX_HEAD_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,47 +30,38 @@ class FormField:
 
 def read_form(content_type: str, body: bytes) -> dict[str, FormField]:
     """The fields by name. Raises ApiError 415 for another content type, 400 for a damaged form or too many fields."""
-    boundary = _boundary(content_type)
-    # The preamble before the first delimiter is ignored, as is what follows the last one.
-    delimiter, body = b"\r\n--" + boundary, b"\r\n" + body
-    place, fields = body.find(delimiter), dict[str, FormField]()
-    while place >= 0:
-        start = place + len(delimiter)
-        if body.startswith(b"--", start):
-            return fields
-        end = body.find(delimiter, start)
-        if not body.startswith(b"\r\n", start) or end < 0:
-            break
-        field = _field(body, start, end)
-        fields[field.name] = field
-        if len(fields) > MAX_FIELDS:
-            raise ApiError(400, f"the form has more than {MAX_FIELDS} fields", "invalid_form")
-        place = end
-    raise ApiError(400, "the form is damaged: a part has no end", "invalid_form")
-
-
-def _boundary(content_type: str) -> bytes:
-    message = Message()
-    message["content-type"] = content_type[:1000]
-    if message.get_content_type() != "multipart/form-data":
+    kind, options = parse_options_header(content_type[:1000].encode("latin-1", "replace"))
+    if kind != b"multipart/form-data":
         raise ApiError(415, "the content type must be multipart/form-data", "content_type")
-    boundary = message.get_boundary()
-    if not boundary or len(boundary) > 70 or not boundary.isascii():
+    boundary = options.get(b"boundary", b"")
+    if not 0 < len(boundary) <= 70:
         raise ApiError(400, "the content type names no boundary", "invalid_form")
-    return boundary.encode()
+    fields, ends = list[FormField](), list[bool]()
+
+    def add(field: FormField) -> None:
+        if len(fields) == MAX_FIELDS:
+            raise FormParserError(f"it has more than {MAX_FIELDS} fields")
+        fields.append(field)
+
+    def add_field(field: Field) -> None:
+        add(FormField(_text(field.field_name), None, field.value or b""))
+
+    def add_file(file: File) -> None:
+        file.file_object.seek(0)
+        add(FormField(_text(file.field_name), _text(file.file_name), file.file_object.read()))
+
+    config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
+    try:
+        parser = FormParser(
+            kind.decode(), add_field, add_file, on_end=lambda: ends.append(True), boundary=boundary, config=config
+        )
+        parser.write(body)
+    except FormParserError as error:
+        raise ApiError(400, f"the form is damaged: {str(error)[:200]}", "invalid_form") from None
+    if not ends:
+        raise ApiError(400, "the form is damaged: it has no end", "invalid_form")
+    return {field.name: field for field in fields}
 
 
-def _field(body: bytes, start: int, end: int) -> FormField:
-    """The part between two delimiters; ``start`` is at the line break after the first."""
-    head_end = body.find(b"\r\n\r\n", start, min(end, start + MAX_HEAD_BYTES))
-    if head_end < 0:
-        raise ApiError(400, "the form is damaged: a part has no headers", "invalid_form")
-    headers = Message()
-    for line in body[start:head_end].decode("utf-8", "replace").split("\r\n"):
-        header, _, value = line.partition(":")
-        if header.strip().lower() == "content-disposition":
-            headers["content-disposition"] = value.strip()
-    name = headers.get_param("name", header="content-disposition")
-    if not isinstance(name, str) or not name:
-        raise ApiError(400, "the form is damaged: a part has no name", "invalid_form")
-    return FormField(name, headers.get_filename(), body[head_end + 4 : end])
+def _text(name: bytes | None) -> str:
+    return (name or b"").decode("utf-8", "replace")

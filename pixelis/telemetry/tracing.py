@@ -6,13 +6,11 @@ passed on. Ray calls carry it as an argument, because threads and actors do not 
 
 from __future__ import annotations
 
-import atexit
 import base64
 import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +64,6 @@ def start(config: Config, service: str) -> None:
     provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(config.telemetry.trace_share)))
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FLUSH_MS))
     _tracer = provider.get_tracer("pixelis")
-    atexit.register(provider.shutdown)
 
 
 @contextmanager
@@ -205,12 +202,3 @@ def tree(spans: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
         rows.append((depth, item))
         waiting += [(depth + 1, child) for child in reversed(children.get(item["id"], []))]
     return rows
-
-
-def age(seconds: float) -> str:
-    """How long ago, such as `5 min ago`."""
-    past = max(0.0, time.time() - seconds)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if past >= size:
-            return f"{past / size:.0f} {unit} ago"
-    return f"{past:.0f} s ago"

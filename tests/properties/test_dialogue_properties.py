@@ -182,7 +182,7 @@ def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(
     said: list[Completion] = []
 
     class Recorder(ScriptedSession):
-        async def generate(self, tokens, views, sampling):
+        async def generate(self, tokens, views, sampling, on_tokens=None):
             said.append(await super().generate(tokens, views, sampling))
             return said[-1]
 

@@ -276,7 +276,7 @@ def test_views_that_do_not_match_their_description_never_reach_training():
 
 def test_cancellation_passes_and_closes_the_session():
     class Slow(ScriptedSession):
-        async def generate(self, tokens, views, sampling):
+        async def generate(self, tokens, views, sampling, on_tokens=None):
             await asyncio.sleep(60)
 
     async def cancelled():

@@ -59,7 +59,7 @@ def test_an_angle_at_a_vertex(end: tuple, angle: float):
 
 def test_lines_of_a_drawing_are_found_once_each_with_their_angles():
     observation, _ = run("measure", drawing(), box=[0, 0, 1, 1])
-    found = observation.data["lines_found"]
+    found = observation.data["straight_lines"]
     truth = [((20, 30), (380, 50)), ((20, 60), (280, 74)), ((100, 100), (89, 290))]
     assert len(found) == 3
     for line, (start, end) in zip(found, truth, strict=True):
@@ -74,7 +74,7 @@ def test_lines_of_a_drawing_are_found_once_each_with_their_angles():
 
 def test_lines_are_those_of_the_box():
     observation, (view,) = run("measure", drawing(), box=[0.1, 0.3, 0.5, 1])
-    assert len(observation.data["lines_found"]) == 1
+    assert len(observation.data["straight_lines"]) == 1
     assert observation.images[0].box == (0.1, 0.3, 0.5, 1.0)
     assert view.shape == (210, 160, 3)
 

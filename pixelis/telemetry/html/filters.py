@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import time
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,15 @@ def number(value: float, share: bool = False) -> str:
     if abs(value) >= 1e4:
         return f"{value / 1000:.3g}k"
     return f"{value:.4g}"
+
+
+def age(seconds: float) -> str:
+    """How long ago a time (seconds since the epoch) was: `5 min ago`."""
+    past = max(0.0, time.time() - seconds)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if past >= size:
+            return f"{past / size:.0f} {unit} ago"
+    return f"{past:.0f} s ago"
 
 
 def percent(share: float | None) -> str:

@@ -1,0 +1,45 @@
+"""Commands with options of their own: their help is the module's text, their errors name a fix, their exit codes agree."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from pixelis.errors import BadConfig, PixelisError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses the words of ``pixelis COMMAND``. Raises BadConfig for invalid ones instead of ending the process."""
+
+    def __init__(self, command: str = "", **options: Any):
+        super().__init__(**{"prog": f"pixelis {command}", "add_help": False, "allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error of invalid words."""
+        raise BadConfig(message, fix=f"{self.prog} --help")
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether the help is to be printed instead."""
+    return "--help" in words or "-h" in words
+
+
+def run_command(command: str, text: str | None, work: Callable[[list[str]], None]) -> None:
+    """Run ``work`` on the words of the command line, or print ``text`` if they ask for help.
+
+    Ends the process with 2 for a BadConfig, with 1 for other errors of Pixelis and of files.
+    """
+    words = sys.argv[1:]
+    if asks_for_help(words):
+        print((text or "").strip())
+        return
+    try:
+        work(words)
+    except PixelisError as error:
+        print(f"pixelis {command}: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+    except OSError as error:
+        print(f"pixelis {command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
