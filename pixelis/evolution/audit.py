@@ -43,6 +43,7 @@ from pixelis.evolution.audit_chain import (
     search,
     verify,
 )
+from pixelis.memory.disk import sync
 from pixelis.records import new_id
 
 __all__ = [
@@ -86,7 +87,7 @@ class _LogFile:
     def open(cls, folder: Path, number: int) -> _LogFile:
         path = folder / f"audit-{number:08d}.jsonl"
         file = cls(number, path, open(path, "r+b" if path.exists() else "w+b"))  # noqa: SIM115
-        _sync(folder)
+        sync(folder)
         return file
 
     def append(self, data: bytes) -> None:
@@ -215,7 +216,7 @@ class AuditLog:
                 os.replace(temporary, target)
                 os.utime(target, (path.stat().st_mtime,) * 2)
                 path.unlink()
-                _sync(self.folder)
+                sync(self.folder)
             except OSError as error:  # the plain file stays readable; the next opening tries again
                 log.warning("cannot compress %s: %s", path, error)
 
@@ -241,7 +242,7 @@ class AuditLog:
                 for path in expired:
                     path.unlink(missing_ok=True)
                     path.with_name(path.name.removesuffix(".gz")).unlink(missing_ok=True)
-                _sync(self.folder)
+                sync(self.folder)
             return names
 
     # -- opening and closing ----------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ class AuditLog:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
-            _sync(path.parent)
+            sync(path.parent)
         except OSError as error:
             log.warning("cannot write %s: %s", path, error)
 
@@ -374,11 +375,3 @@ def _lock(path: Path, wait_s: float) -> BinaryIO:
     lock.write(str(os.getpid()).encode())
     lock.flush()
     return lock
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

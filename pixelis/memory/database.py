@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
+from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space, sync
 from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, damaged, salvage
 from pixelis.memory.schema import OLD_SCHEMA, SCHEMA, create, prepare
@@ -132,7 +132,7 @@ class Database:
         if problem:
             self._report(result, aside, problem)
         else:
-            self._sync_folder()
+            sync(self.path.parent)
             for file in aside.parent.glob(f"{aside.name}*"):
                 file.unlink()
             log.info("%s was rewritten for this version of Pixelis: %d experiences", self.path, result.experiences)
@@ -151,14 +151,6 @@ class Database:
             *(result.experiences, result.lost),
             *(len(result.without_vector), len(result.without_pictures)),
         )
-
-    def _sync_folder(self) -> None:
-        """Make renames durable."""
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def write(self, change: Change, applied: Callable[[Any], None] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.

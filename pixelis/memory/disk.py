@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -48,6 +49,15 @@ def disk_failures(path: Path) -> Iterator[None]:
 def has_space(path: Path) -> bool:
     """Whether the disk of ``path`` has at least MIN_FREE_BYTES for this process."""
     return shutil.disk_usage(path if path.exists() else path.parent).free >= MIN_FREE_BYTES
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk: a rename is durable only then."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _code(path: Path, error: OSError | sqlite3.Error) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile, PixelisError
+from pixelis.memory.disk import sync
 from pixelis.policy.distributed import broadcast_text, rank_and_world_size, sum_over_workers
 from pixelis.policy.tensor_parts import Part, StoredTensors, files_of, part_name, save_tensors, stem_of
 
@@ -39,11 +40,11 @@ def write_json(path: str | Path, value: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.aside")
     try:
         temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 class Writer:
@@ -231,15 +232,15 @@ def _flush(paths: list[Path]) -> dict[str, Any]:
     entries = {}
     for path in paths:
         entries[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        _sync(path)
+        sync(path)
     return entries
 
 
 def _write_manifest(folder: Path, entries: dict[str, Any]) -> None:
     text = json.dumps({"files": dict(sorted(entries.items()))}, indent=1)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
-    _sync(folder / MANIFEST)
-    _sync(folder)
+    sync(folder / MANIFEST)
+    sync(folder)
 
 
 def _rename(temporary: Path, final: Path) -> None:
@@ -252,7 +253,7 @@ def _rename(temporary: Path, final: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.rename(temporary, final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] = (0, 1)) -> bool:
@@ -381,12 +382,3 @@ def _machine() -> str:
 def _steps(run_dir: str | Path) -> list[tuple[int, Path]]:
     root = Path(run_dir) / "checkpoints"
     return sorted((int(m.group(1)), p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name)))
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from pixelis.config.serve import FilesConfig
 from pixelis.errors import BadInput
-from pixelis.memory.disk import disk_failures
+from pixelis.memory.disk import disk_failures, sync
 from pixelis.records import new_id
 
 FOLDER = "files"
@@ -101,7 +101,7 @@ class FileStore:
                     os.rename(aside, folder / file.id)
                 finally:
                     aside.unlink(missing_ok=True)
-                _sync_folder(folder)
+                sync(folder)
         return file
 
     def list(self, key: str) -> Files:
@@ -122,7 +122,7 @@ class FileStore:
         folder = self._folder(key)
         with disk_failures(folder):
             (folder / id).unlink(missing_ok=True)
-            _sync_folder(folder)
+            sync(folder)
 
     def _folder(self, key: str) -> Path:
         return self.root / (key or NAMELESS)
@@ -179,11 +179,3 @@ def _locked(folder: Path) -> Iterator[None]:
     with open(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
