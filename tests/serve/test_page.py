@@ -22,7 +22,7 @@ from pixelis.config import EvolutionConfig, RewardsConfig, load
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
-from pixelis.serve.routes.page import EXAMPLE, SWAGGER_FILES, page_files, page_settings
+from pixelis.serve.routes.page import EXAMPLES, SWAGGER_FILES, page_files, page_settings
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_the_smaller_size_limit_applies_to_the_page() -> None:
 
 def test_the_page_loads_nothing_from_other_hosts() -> None:
     files = page_files()
-    text = {name: content.decode() for name, content in files.items() if name not in (*SWAGGER_FILES, "example.jpg")}
+    text = {name: content.decode() for name, content in files.items() if name not in SWAGGER_FILES and not name.endswith(".jpg")}
     for name, content in text.items():
         assert set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content)) <= {"http://www.w3.org", "//www.w3.org"}, name
         assert not re.search(
@@ -97,11 +97,40 @@ def test_the_page_of_the_api_shows_every_route(deployed: Deployed, opened: Opene
     assert all(url.startswith((deployed.url, "data:")) for url in requested)
 
 
-def test_the_example_is_rendered_from_the_card_world() -> None:
+def test_the_examples_are_rendered_from_the_card_world() -> None:
     from pixelis.datasets import cards
 
-    shown = np.asarray(Image.open(io.BytesIO(page_files()["example.jpg"])), np.float32)
-    assert np.abs(shown - cards.render(EXAMPLE)).mean() < 3
+    for file, uri, question in EXAMPLES:
+        shown = np.asarray(Image.open(io.BytesIO(page_files()[file])), np.float32)
+        assert np.abs(shown - cards.render(uri)).mean() < 3
+        assert any(f" {card.colour} frame" in question for card in cards.describe(uri).cards)
+
+
+def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_with_one_click(opened: Opened) -> None:
+    page = opened()
+    expect(page.locator("#about")).to_contain_text("reads handwritten digits")
+    expect(page.locator("#about")).to_contain_text("cannot describe pictures")
+    expect(page.locator("#hint")).to_contain_text("each may zoom in, ")
+    examples = page.locator(".example")
+    expect(examples).to_have_count(3)
+    bottom = page.evaluate("document.querySelector('#examples').getBoundingClientRect().bottom")
+    assert bottom <= 800  # all of it is visible on a desktop, without empty halves
+    assert bottom > 600
+    for i in range(3):
+        assert examples.nth(i).locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 768
+    question = examples.nth(1).inner_text()
+    with page.expect_request("**/v1/agent") as sent:
+        examples.nth(1).click()
+    assert sent.value.post_data_json["question"] == question
+    assert sent.value.post_data_json["image"].startswith("data:image/jpeg;base64,")
+    expect(page.locator(".final")).to_have_text("7")
+    expect(page.locator("#intro")).to_be_hidden()
+
+
+def test_another_model_is_not_introduced_as_a_reader_of_digits() -> None:
+    other = page_settings(load(None, ["policy.model=models/some-vl"]), False)
+    assert other["model"] == "some-vl"
+    assert "digits" not in " ".join(other["about"])
 
 
 # -- asking -------------------------------------------------------------------------------------------------------------
@@ -269,11 +298,13 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
 def test_the_keyboard_reaches_everything(opened: Opened) -> None:
     page = opened()
     focused = []
-    for _ in range(14):
+    for _ in range(18):
         page.keyboard.press("Tab")
         focused.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
     assert [
-        name for name in ("Ask", "Evolution", "choose", "example", "question", "Settings", "send") if name not in focused
+        name
+        for name in ("Ask", "Evolution", "choose", "Which digit is in the red frame?", "question", "Settings", "send")
+        if name not in focused
     ] == []
     page.focus("nav a >> nth=1")
     page.keyboard.press("Enter")

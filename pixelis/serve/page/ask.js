@@ -4,7 +4,7 @@ import { aborted, explain, Failure, stream } from "./api.js";
 import { $, h } from "./dom.js";
 import { Stage } from "./marks.js";
 import { BadPicture, openPicture } from "./picture.js";
-import { Samples } from "./samples.js";
+import { ABILITIES, Samples } from "./samples.js";
 import { verdictCard } from "./verdict.js";
 
 /** Set up the view. `settings` is /page/settings.json; `requestKey()` opens the field of the API key. */
@@ -15,7 +15,7 @@ export function setUp(settings, requestKey) {
   let clock = 0;
   $("samples").max = $("samples").value = settings.samples;
   $("question").maxLength = settings.max_question_chars;
-  if (!settings.operations) $("operations").closest("label").hidden = true;
+  if (!settings.operations.length) $("operations").closest("label").hidden = true;
   if (settings.read_only || !settings.evolution) {
     $("learn").checked = false;
     $("learn").closest("label").hidden = true;
@@ -38,6 +38,7 @@ export function setUp(settings, requestKey) {
       picture = opened;
       stage.show(picture.element);
       $("empty").hidden = true;
+      $("ask").classList.add("started");
       $("picture-note").textContent = picture.note;
       if (matchMedia("(pointer: fine)").matches) $("question").focus({ preventScroll: true });
     } catch (error) {
@@ -65,18 +66,17 @@ export function setUp(settings, requestKey) {
     event.preventDefault();
     usePicture(file);
   });
-  if (settings.example) {
-    $("example").hidden = false;
-    $("example").addEventListener("click", async () => {
-      try {
-        const [name, question] = settings.example;
-        await usePicture(await (await fetch(`/page/${name}`)).blob());
-        $("question").value = question;
-      } catch {
-        showError("The example cannot be loaded.", "Check your connection, or choose a picture of your own.");
-      }
-    });
-  }
+  introduce(settings);
+  $("examples").replaceChildren(...settings.examples.map(({ file, question }) => h("button", { type: "button", class: "example", onclick: async () => {
+    if (running) return;
+    try {
+      await usePicture(await (await fetch(`/page/${file}`)).blob());
+      $("question").value = question;
+      $("form").requestSubmit();
+    } catch {
+      showError("The example cannot be loaded.", "Check your connection, or choose a picture of your own.");
+    }
+  } }, h("img", { src: `/page/${file}`, alt: "", width: "768", height: "768" }), h("span", {}, question))));
 
   $("question").addEventListener("input", () => {
     const left = settings.max_question_chars - $("question").value.length;
@@ -156,6 +156,15 @@ export function setUp(settings, requestKey) {
       setRunning(null);
     }
   }
+}
+
+/** Say what the model can and cannot do, and how it works. */
+function introduce(settings) {
+  const [can, cannot] = settings.about;
+  $("about").replaceChildren(h("b", {}, settings.model), " ", can, " ", cannot);
+  const abilities = settings.operations.map((name) => ABILITIES[name]).filter(Boolean);
+  const list = abilities.length > 1 ? `${abilities.slice(0, -1).join(", ")} or ${abilities.at(-1)}` : abilities[0];
+  if (list) $("hint-abilities").textContent = `: each may ${list}`;
 }
 
 /** After the vote: mark the winner and each sample's answer. */

@@ -174,6 +174,9 @@ function boxed(text) {
   return text.slice(start, end - 1).trim();
 }
 
+/** What each operation lets a sample do, for the introduction. */
+export const ABILITIES = { zoom_in: "zoom in", read_text: "read text", segment_object_at: "outline objects", track_object: "follow objects through a clip",
+  get_properties: "measure", select_frames: "pick frames of a clip" };
 const ACTIVITIES = { zoom_in: "zooms in", read_text: "reads text", segment_object_at: "outlines an object", track_object: "follows an object",
   get_properties: "measures", select_frames: "picks frames" };
 const activity = (op) => ACTIVITIES[op] ?? clean(op, 40);

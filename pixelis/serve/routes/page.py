@@ -22,8 +22,22 @@ MEDIA_TYPES = {
     "jpg": "image/jpeg",
     "json": "application/json",
 }
-EXAMPLE = "cards:?split=test&seed=7&index=5"
-"""The picture of ``example.jpg``, in the world of pixelis-nano. Its background is scikit-image's rocket (SpaceX, CC0)."""
+EXAMPLES = (
+    ("example.jpg", "cards:?split=test&seed=7&index=5", "Which digit is in the red frame?"),
+    ("example-coffee.jpg", "cards:?split=test&seed=7&index=31", "Which digit is in the cyan frame?"),
+    ("example-retina.jpg", "cards:?split=test&seed=7&index=6", "Which digit is in the purple frame?"),
+)
+"""File, source and question of each example, in the world of pixelis-nano. The backgrounds are scikit-image's rocket (SpaceX),
+coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
+ABOUT_NANO = (
+    "reads handwritten digits on small cards with coloured frames, hidden in photographs like those of the examples.",
+    "It was trained for nothing else: it cannot describe pictures, read words or chat, and about other pictures it only guesses.",
+)
+ABOUT_OTHERS = (
+    "answers questions about what a picture shows: what is there, where, how many, and which words are written on it.",
+    "It cannot look anything up outside the picture, and it can be wrong: check answers that matter.",
+)
+"""What the model can do, after its name, and what it cannot do: a sentence each."""
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 HEADERS = {
     # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load nor send anything.
@@ -64,9 +78,10 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "max_body_bytes": min(config.serve.max_body_bytes, config.toolbox.max_image_bytes * 4 // 3),
         "max_question_chars": config.serve.max_question_chars,
         "max_image_pixels": config.toolbox.max_image_pixels,
-        "operations": bool(config.toolbox.operations),
+        "operations": config.toolbox.operations,
         "evolution": config.evolution.enabled,
-        "example": ["example.jpg", "Which digit is in the red frame?"],
+        "about": ABOUT_NANO if config.policy.model == "nano" else ABOUT_OTHERS,
+        "examples": [{"file": file, "question": question} for file, _, question in EXAMPLES],
     }
 
 
