@@ -166,6 +166,50 @@ def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened
     page.wait_for_selector("#stage[data-marks='4']")
 
 
+def test_a_follow_up_question_continues_the_conversation(opened: Opened) -> None:
+    page = opened()
+    ask(page, "say 7")
+    expect(page.locator("#answer .final")).to_have_text("7")
+    assert page.input_value("#question") == ""
+    page.fill("#question", "say none")
+    page.keyboard.press("Enter")
+    expect(page.locator("#answer .final")).to_have_text("No answer")
+    page.fill("#question", f"say {MARKUP}")
+    page.keyboard.press("Enter")
+    expect(page.locator("#answer .final")).to_have_text(MARKUP)
+    page.get_by_label("Ask a follow-up question about this picture").fill("recall")
+    with page.expect_request("**/v1/agent") as sent:
+        page.keyboard.press("Enter")
+    # The answers of the exchanges with an answer, how many pictures each had, and how many there are.
+    expect(page.locator("#answer .final")).to_have_text(f"7{MARKUP} 10 of 1")
+    history = sent.value.post_data_json["history"]
+    assert [(e["question"], e["answer"], "image" in e) for e in history] == [
+        ("say 7", "7", True),
+        (f"say {MARKUP}", MARKUP, False),
+    ]
+    thread = page.locator("#thread > li")
+    assert thread.locator("> .question").all_text_contents() == ["say 7", "say none", f"say {MARKUP}"]
+    thread.nth(0).get_by_text("Votes and feedback").click()
+    thread.nth(0).get_by_role("button", name="Correct", exact=True).click()
+    expect(thread.nth(0).locator(".feedback")).to_have_text("Thank you. Marked as correct.")
+    page.route("**/v1/agent", lambda route: route.abort())
+    page.fill("#question", "lost?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#error")).to_contain_text("cannot be reached")
+    assert page.input_value("#question") == "lost?"
+    page.unroute("**/v1/agent")
+    page.get_by_role("button", name="New conversation").click()
+    expect(thread).to_have_count(0)
+    page.fill("#question", "say 9")
+    with page.expect_request("**/v1/agent") as sent:
+        page.keyboard.press("Enter")
+    assert "history" not in sent.value.post_data_json
+    expect(page.locator("#answer .final")).to_have_text("9")
+    ask(page, "say 8")  # another picture is another conversation
+    expect(page.locator("#answer .final")).to_have_text("8")
+    expect(thread).to_have_count(0)
+
+
 def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> None:
     page = opened()
     ask(page, "say 7")

@@ -3,6 +3,7 @@
 import { aborted, explain, Failure, stream } from "./api.js";
 import { $, h } from "./dom.js";
 import { Stage } from "./marks.js";
+import { Conversation } from "./conversation.js";
 import { BadPicture, openPicture } from "./picture.js";
 import { ABILITIES, Samples } from "./samples.js";
 import { verdictCard } from "./verdict.js";
@@ -10,6 +11,7 @@ import { verdictCard } from "./verdict.js";
 /** Set up the view. `settings` is /page/settings.json; `requestKey()` opens the field of the API key. */
 export function setUp(settings, requestKey) {
   const stage = new Stage($("stage"));
+  const conversation = new Conversation(settings);
   let picture = null;
   let running = null;
   let clock = 0;
@@ -25,7 +27,7 @@ export function setUp(settings, requestKey) {
   const showError = (message, advice) => $("error").replaceChildren(h("div", { class: "card error" }, h("p", {}, h("b", {}, message)), advice ? h("p", {}, advice) : null));
   const clearResults = () => {
     $("error").replaceChildren();
-    $("answer").replaceChildren();
+    conversation.clear();
     new Samples(stage);
   };
 
@@ -98,16 +100,24 @@ export function setUp(settings, requestKey) {
     } else if (!question) {
       showError("There is no question yet.", "Write what you want to know about the picture.");
       $("question").focus();
+    } else if (conversation.full) {
+      showError("This conversation is too long to be continued.", "Start a new one.");
+      $("restart").focus();
     } else {
       ask(question);
     }
   });
   $("cancel").addEventListener("click", () => running?.abort());
+  $("restart").addEventListener("click", () => {
+    clearResults();
+    $("question").focus();
+  });
 
   function setRunning(controller) {
     running = controller;
     $("send").disabled = controller !== null;
     $("cancel").hidden = controller === null;
+    $("restart").hidden = controller !== null || !conversation.begun;
     clearInterval(clock);
     $("progress").textContent = "";
     if (controller === null) return;
@@ -120,8 +130,10 @@ export function setUp(settings, requestKey) {
   }
 
   async function ask(question) {
-    clearResults();
+    $("error").replaceChildren();
     $("hint").hidden = true;
+    conversation.ask(question);
+    $("question").value = "";
     const controller = new AbortController();
     const samples = new Samples(stage);
     const count = Math.min(settings.samples, Math.max(1, Math.floor(Number($("samples").value)) || settings.samples));
@@ -134,17 +146,19 @@ export function setUp(settings, requestKey) {
       else if (name === "answer") reply = data;
       else if (name === "error") throw streamFailure(data);
     };
-    const body = { question, image: picture.url, samples: count, operations: $("operations").checked, learn: $("learn").checked,
+    const body = { ...conversation.body(question, picture.url), samples: count, operations: $("operations").checked, learn: $("learn").checked,
       remember: $("remember").checked, stream: true };
     try {
       await stream("/v1/agent", body, controller.signal, onEvent);
       if (reply === null) throw new Failure(0, "the connection ended before the reply did");
       showVote(samples, reply);
-      $("answer").replaceChildren(verdictCard(reply, (performance.now() - started) / 1000, settings.read_only));
+      conversation.answer(reply, verdictCard(reply, (performance.now() - started) / 1000, settings.read_only));
       // On a phone the answer may be below the visible part of the page.
       if (innerWidth <= 820) $("answer").scrollIntoView({ block: "nearest", behavior: "smooth" });
     } catch (error) {
       samples.stop("stopped");
+      conversation.withdraw();
+      $("question").value ||= question;
       if (aborted(error) || controller.signal.aborted) {
         showError("Cancelled.", "The service has stopped working on it and stores nothing.");
       } else {

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from pixelis.config import Config
-from pixelis.serve.protocol.question import model_name
+from pixelis.serve.protocol.question import MAX_EXCHANGES, model_name
 
 MEDIA_TYPES = {
     "html": "text/html",
@@ -77,6 +77,7 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         # As base64 in a body, so that one limit tells the page when to shrink a picture.
         "max_body_bytes": min(config.serve.max_body_bytes, config.toolbox.max_image_bytes * 4 // 3),
         "max_question_chars": config.serve.max_question_chars,
+        "max_exchanges": MAX_EXCHANGES,
         "max_image_pixels": config.toolbox.max_image_pixels,
         "operations": config.toolbox.operations,
         "evolution": config.evolution.enabled,
