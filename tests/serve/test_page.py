@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import re
 import time
 from typing import Any
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from browser_helpers import Opened, ask, fits, picture
 from gateway_helpers import until
 from PIL import Image
 from playwright.sync_api import Route, expect
-from scripted import KEY, Deployed
+from scripted import KEY, Deployed, picture_url
 
 from pixelis.config import EvolutionConfig, RewardsConfig, load
 from pixelis.evolution.updates import make_task
@@ -177,7 +179,7 @@ def test_a_follow_up_question_continues_the_conversation(opened: Opened) -> None
     page.fill("#question", f"say {MARKUP}")
     page.keyboard.press("Enter")
     expect(page.locator("#answer .final")).to_have_text(MARKUP)
-    page.get_by_label("Ask a follow-up question about this picture").fill("recall")
+    page.get_by_label("Ask a follow-up question").fill("recall")
     with page.expect_request("**/v1/agent") as sent:
         page.keyboard.press("Enter")
     # The answers of the exchanges with an answer, how many pictures each had, and how many there are.
@@ -208,6 +210,82 @@ def test_a_follow_up_question_continues_the_conversation(opened: Opened) -> None
     ask(page, "say 8")  # another picture is another conversation
     expect(page.locator("#answer .final")).to_have_text("8")
     expect(thread).to_have_count(0)
+
+
+def clip(container: str) -> dict[str, Any]:
+    """A clip of 20 frames in two seconds: a white square moves from left to right."""
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (160, 96)) for _ in range(20)]
+    for i, frame in enumerate(frames):
+        frame.paste((255, 255, 255), (6 * i, 40, 6 * i + 16, 56))
+    if container == "gif":
+        frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=100)
+        return {"name": "own.gif", "mimeType": "image/gif", "buffer": buffer.getvalue()}
+    with av.open(buffer, "w", format=container) as output:
+        stream = output.add_stream("h264" if container == "mp4" else "libvpx", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
+        for frame in frames:
+            output.mux(stream.encode(av.VideoFrame.from_image(frame)))
+        output.mux(stream.encode())
+    return {"name": f"own.{container}", "mimeType": f"video/{container}", "buffer": buffer.getvalue()}
+
+
+def tracked_reply(png: str) -> str:
+    """The stream of a service whose only sample tracks the square of `clip` and then answers."""
+    boxes = [[6 * i / 160, 40 / 96, (6 * i + 16) / 160, 56 / 96] for i in range(5, 20)]
+    track = {"id": "t1", "root": "vid0", "status": "ended", "frames": list(range(5, 20)), "boxes": boxes}
+    views = [{"id": f"obs1.{i}", "uri": png, "parent": "vid0", "frame": n, "time": n / 10} for i, n in enumerate((5, 12, 19))]
+    action = {"op": "track_object", "target": "vid0", "arguments": {"box": boxes[0]}}
+    observation = {"status": "ok", "id": "obs1", "text": "track t1", "images": [], "data": {"tracks": [track], "objects": []}}
+    turns = [
+        ({"role": "assistant", "text": "track", "action": action}, []),
+        ({"role": "tool", "text": "", "observation": observation}, views),
+        ({"role": "assistant", "text": "<answer>right</answer>"}, []),
+    ]
+    events = [("turn", {"sample": 0, "samples": 1, "turn": turn, "images": images}) for turn, images in turns]
+    verdict = {
+        "answer": "right",
+        "strategy": "majority",
+        "votes": [{"id": "x", "answer": "right", "weight": 1, "source": "sample"}],
+    }
+    trajectory = {"id": "x", "turns": [], "images": [], "answer": "right"}
+    events.append(("answer", {"answer": "right", "confidence": 1, "verdict": verdict, "trajectory": trajectory}))
+    return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm", "gif"])
+def test_a_clip_plays_and_its_track_is_drawn_over_it(opened: Opened, container: str) -> None:
+    page = opened(reduced_motion="no-preference")
+    page.route("**/v1/agent", lambda route: route.fulfill(content_type="text/event-stream", body=tracked_reply(picture_url())))
+    page.set_input_files("#choose", clip(container))
+    expect(page.locator("#picture-note")).to_have_text("160 × 96 pixels, 2.0 s")
+    page.evaluate("document.getElementById('position').value = 0")
+    expect(page.locator("#position")).not_to_have_js_property("value", "0")  # it plays
+    page.get_by_role("button", name="Pause").click()
+    assert page.locator("#play").inner_text() == "Play"
+    page.fill("#question", "Where does it go?")
+    with page.expect_request("**/v1/agent") as sent:
+        page.click("#send")
+    kind = "image/gif" if container == "gif" else f"video/{container}"
+    assert sent.value.post_data_json["video"].startswith(f"data:{kind};base64,")
+    assert "image" not in sent.value.post_data_json
+    expect(page.locator("#answer .final")).to_have_text("right")
+    assert page.locator(".seek").all_text_contents() == ["Frame 5 at 0.50 s", "Frame 12 at 1.20 s", "Frame 19 at 1.90 s"]
+    page.get_by_role("button", name="Frame 12 at 1.20 s").click()
+    expect(page.locator("#clip-time")).to_contain_text("1.2 s of 2.0 s")
+    # Frame 12 of the clip is on the stage, and around its square the track's box of that frame, in the first sample's colour.
+    at = "(([x, y]) => [...stage.getContext('2d').getImageData(x * 4.5, y * 4.5, 1, 1).data].slice(0, 3))"
+    assert until(lambda: min(page.evaluate(f"{at}([80, 44])")) > 180)
+    assert until(lambda: page.evaluate(f"{at}([72, 44])") == [255, 45, 122])
+    assert page.evaluate(f"{at}([114, 44])") != [255, 45, 122]
+
+
+def test_a_clip_that_cannot_be_used_is_refused_with_advice(opened: Opened) -> None:
+    page = opened()
+    page.set_input_files("#choose", {"name": "x.mp4", "mimeType": "video/mp4", "buffer": b"no clip"})
+    expect(page.locator("#error")).to_contain_text("cannot play the clip")
+    page.set_input_files("#choose", {"name": "x.mp4", "mimeType": "video/mp4", "buffer": bytes(800_000)})
+    expect(page.locator("#error")).to_contain_text("The clip has 0.8 MB")
 
 
 def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> None:
@@ -288,7 +366,7 @@ def test_a_picture_can_be_pasted_and_a_large_one_is_made_smaller(opened: Opened)
     page.set_input_files("#choose", {"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
     expect(page.locator("#error")).to_contain_text("save it as PNG or JPEG")
     page.set_input_files("#choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"})
-    expect(page.locator("#error")).to_contain_text("This is not a picture")
+    expect(page.locator("#error")).to_contain_text("This is not a picture or a clip")
 
 
 def test_failures_are_explained_with_advice(opened: Opened) -> None:

@@ -4,13 +4,15 @@ import { aborted, explain, Failure, stream } from "./api.js";
 import { $, h } from "./dom.js";
 import { Stage } from "./marks.js";
 import { Conversation } from "./conversation.js";
-import { BadPicture, openPicture } from "./picture.js";
+import { BadPicture, openMedia } from "./picture.js";
+import { Player } from "./player.js";
 import { ABILITIES, Samples } from "./samples.js";
 import { verdictCard } from "./verdict.js";
 
 /** Set up the view. `settings` is /page/settings.json; `requestKey()` opens the field of the API key. */
 export function setUp(settings, requestKey) {
   const stage = new Stage($("stage"));
+  const player = new Player(stage);
   const conversation = new Conversation(settings);
   let picture = null;
   let running = null;
@@ -35,17 +37,20 @@ export function setUp(settings, requestKey) {
     if (!file || running) return;
     $("picture-note").textContent = "Reading the picture…";
     try {
-      const opened = await openPicture(file, settings);
+      const opened = await openMedia(file, settings);
       clearResults();
+      picture?.clip?.release();
       picture = opened;
-      stage.show(picture.element);
+      if (picture.clip) player.show(picture.clip);
+      else player.hide();
+      if (!picture.clip) stage.show(picture.element);
       $("empty").hidden = true;
       $("ask").classList.add("started");
       $("picture-note").textContent = picture.note;
       if (matchMedia("(pointer: fine)").matches) $("question").focus({ preventScroll: true });
     } catch (error) {
       $("picture-note").textContent = "";
-      showError("The picture cannot be used.", error instanceof BadPicture ? error.message : String(error));
+      showError("The file cannot be used.", error instanceof BadPicture ? error.message : String(error));
     }
   }
 
@@ -63,7 +68,7 @@ export function setUp(settings, requestKey) {
   };
   for (const name of ["dragover", "dragleave", "drop"]) window.addEventListener(name, onDrag);
   window.addEventListener("paste", (event) => {
-    const file = [...(event.clipboardData?.files ?? [])].find((item) => item.type.startsWith("image/"));
+    const file = [...(event.clipboardData?.files ?? [])].find((item) => /^(image|video)\//.test(item.type));
     if (!file || $("ask").hidden) return;
     event.preventDefault();
     usePicture(file);
@@ -95,7 +100,7 @@ export function setUp(settings, requestKey) {
     if (running) return;
     const question = $("question").value.trim();
     if (!picture) {
-      showError("There is no picture yet.", "Choose one, drop it, or paste it.");
+      showError("There is no picture or clip yet.", "Choose one, drop it, or paste it.");
       $("choose").focus();
     } else if (!question) {
       showError("There is no question yet.", "Write what you want to know about the picture.");
@@ -146,7 +151,7 @@ export function setUp(settings, requestKey) {
       else if (name === "answer") reply = data;
       else if (name === "error") throw streamFailure(data);
     };
-    const body = { ...conversation.body(question, picture.url), samples: count, operations: $("operations").checked, learn: $("learn").checked,
+    const body = { ...conversation.body(question, picture.clip ? { video: picture.url } : { image: picture.url }), samples: count, operations: $("operations").checked, learn: $("learn").checked,
       remember: $("remember").checked, stream: true };
     try {
       await stream("/v1/agent", body, controller.signal, onEvent);

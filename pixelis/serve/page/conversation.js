@@ -37,10 +37,10 @@ export class Conversation {
     this.show(question);
   }
 
-  /** The fields of the request: the picture goes with the first question of the conversation. */
-  body(question, image) {
-    const history = this.exchanges.map((exchange, i) => (i ? exchange : { ...exchange, image }));
-    return history.length ? { question, history } : { question, image };
+  /** The fields of the request: `media`, { image } or { video }, goes with the first question of the conversation. */
+  body(question, media) {
+    const history = this.exchanges.map((exchange, i) => (i ? exchange : { ...exchange, ...media }));
+    return history.length ? { question, history } : { question, ...media };
   }
 
   /** Show the answer. Without one, the question is no part of the conversation. */
@@ -50,7 +50,7 @@ export class Conversation {
     if (answered !== null) this.exchanges.push({ question: this.question, answer: [...answered].slice(0, this.settings.max_question_chars).join("") });
     this.last = { question: this.question, answered, card };
     $("answer").replaceChildren(card);
-    $("question-label").textContent = "Ask a follow-up question about this picture";
+    $("question-label").textContent = "Ask a follow-up question";
   }
 
   /** The question has failed and may be asked again. */
@@ -62,7 +62,7 @@ export class Conversation {
     this.question = question;
     $("asked").hidden = question === null;
     $("asked").replaceChildren(question === null ? "" : foreignText(question));
-    $("question-label").textContent = this.exchanges.length ? "Ask a follow-up question about this picture" : "Your question";
+    $("question-label").textContent = this.exchanges.length ? "Ask a follow-up question" : "Your question";
     $("restart").hidden = !this.begun;
   }
 }

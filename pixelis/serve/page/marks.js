@@ -1,5 +1,6 @@
 // Draws the results of operations on the question's picture: boxes, masks, points, text lines, tracks.
 
+import { frameTimes } from "./clip.js";
 import { decode } from "./masks.js";
 import { isNumber, plural } from "./dom.js";
 
@@ -24,7 +25,7 @@ const records = (values) => (Array.isArray(values) ? values.filter((v) => v && t
 /** The views and objects of one sample. */
 export class Scene {
   constructor() {
-    this.views = new Map([["img0", { id: "img0" }]]);
+    this.views = new Map(["img0", "vid0"].map((id) => [id, { id }]));
     this.objects = new Map();
     this.number = 0;
   }
@@ -46,6 +47,11 @@ export class Scene {
       id = view.parent;
     }
     return null;
+  }
+
+  /** The numbers and seconds of the frames that were shown of a clip. */
+  shownFrames(clip) {
+    return [...this.views.values()].filter((view) => view.parent === clip && isNumber(view.frame) && isNumber(view.time)).map((view) => [view.frame, view.time]);
   }
 
   /** The marks of a successful observation. Observations with marks are numbered. */
@@ -72,7 +78,15 @@ export class Scene {
     }
     for (const track of records(data.tracks)) {
       const boxes = (Array.isArray(track.boxes) ? track.boxes : []).map(asBox).filter(Boolean);
-      if (boxes.length) add("track", track.root ?? root, { box: boxes.at(-1), boxes });
+      const clip = track.root ?? root;
+      const frames = Array.isArray(track.frames) && track.frames.length === boxes.length && track.frames.every(isNumber) ? track.frames : null;
+      if (boxes.length) add("track", clip, { box: boxes.at(-1), boxes, times: frames && frameTimes(frames, this.shownFrames(clip)) });
+    }
+    if (target?.root.startsWith("vid")) {
+      // Other marks belong to a frame, which the observation shows itself.
+      const tracks = marks.filter((mark) => mark.kind === "track");
+      if (tracks.length) this.number += 1;
+      return tracks;
     }
     const point = asPoint(action?.arguments?.point);
     if (point && target) add("point", root, { at: compose(target.box, point).slice(0, 2) });
@@ -90,6 +104,14 @@ export class Scene {
   }
 }
 
+/** A track at a time of the clip: its path so far and its box, which is missing before the track begins and after it ends. */
+export function atTime(mark, time) {
+  if (!mark.times) return mark;
+  const count = mark.times.filter((t) => t <= time + 0.001).length;
+  const ended = count === mark.times.length && time > mark.times.at(-1) + 0.2;
+  return { ...mark, boxes: mark.boxes.slice(0, count), box: count && !ended ? mark.boxes[count - 1] : null };
+}
+
 export const COLOURS = ["#ff2d7a", "#00b3ff", "#ffb700", "#39d353", "#b180ff", "#ff7043", "#00d8c8", "#d7ff3e"];
 const MIN_SIDE = 720;
 const MAX_SIDE = 1600;
@@ -101,12 +123,15 @@ export class Stage {
     new ResizeObserver(() => this.scheduleDraw()).observe(canvas);
   }
 
+  /** Show a picture (an image element) or a clip. */
   show(picture) {
-    const longest = Math.max(picture.naturalWidth, picture.naturalHeight);
+    Object.assign(picture, picture.source ? {} : { width: picture.naturalWidth, height: picture.naturalHeight });
+    this.root = picture.source ? "vid0" : "img0";
+    const longest = Math.max(picture.width, picture.height);
     const scale = Math.min(MAX_SIDE, Math.max(MIN_SIDE, longest)) / longest;
     this.picture = picture;
-    this.canvas.width = Math.max(1, Math.round(picture.naturalWidth * scale));
-    this.canvas.height = Math.max(1, Math.round(picture.naturalHeight * scale));
+    this.canvas.width = Math.max(1, Math.round(picture.width * scale));
+    this.canvas.height = Math.max(1, Math.round(picture.height * scale));
     this.canvas.hidden = false;
     this.clear();
   }
@@ -117,7 +142,7 @@ export class Stage {
   }
 
   add(marks) {
-    this.list.push(...marks.filter((mark) => mark.root === "img0"));
+    this.list.push(...marks.filter((mark) => mark.root === this.root));
     this.scheduleDraw();
   }
 
@@ -149,10 +174,11 @@ export class Stage {
     const { width, height } = canvas;
     // Canvas pixels per CSS pixel, so that lines and labels have the same size on every device.
     const unit = Math.max(width / (canvas.clientWidth || width), height / (canvas.clientHeight || height));
-    context.imageSmoothingEnabled = Math.max(picture.naturalWidth, picture.naturalHeight) > 200;
+    context.imageSmoothingEnabled = Math.max(picture.width, picture.height) > 200;
     context.globalAlpha = 1;
-    context.drawImage(picture, 0, 0, width, height);
-    const visible = this.list.filter((mark) => this.highlighted === mark.turn || this.selected === null || this.selected === mark.sample);
+    context.drawImage(picture.source ?? picture, 0, 0, width, height);
+    const chosen = this.list.filter((mark) => this.highlighted === mark.turn || this.selected === null || this.selected === mark.sample);
+    const visible = picture.source ? chosen.map((mark) => atTime(mark, picture.time)) : chosen;
     const dim = (mark) => (this.highlighted !== null && this.highlighted !== mark.turn ? 0.25 : 1);
     for (const mark of visible) {
       context.globalAlpha = dim(mark);
@@ -174,7 +200,7 @@ export class Stage {
     context.globalAlpha = 1;
     const places = visible.filter((mark) => mark.kind !== "line").length;
     const lines = visible.length - places;
-    canvas.setAttribute("aria-label", `the picture${places ? `, ${plural(places, "marked place")}` : ""}${lines ? `, ${plural(lines, "line")} of text` : ""}`);
+    canvas.setAttribute("aria-label", `the ${picture.source ? "clip" : "picture"}${places ? `, ${plural(places, "marked place")}` : ""}${lines ? `, ${plural(lines, "line")} of text` : ""}`);
     canvas.dataset.marks = String(visible.length);
   }
 

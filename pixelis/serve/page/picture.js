@@ -1,13 +1,31 @@
-// Opens the caller's picture, and shrinks it if the service would refuse it.
+// Opens the caller's picture or clip, and shrinks it if the service would refuse it.
+
+import { isAnimated, openClip } from "./clip.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 
 /** A picture that cannot be used. The message says what to do. */
 export class BadPicture extends Error {}
 
+const CLIPS = ["video/mp4", "video/webm"];
+
+/** As openPicture, or of a clip { url, clip, note }, which plays on the stage. `limits` has its `max_video_*` too. */
+export async function openMedia(file, limits) {
+  if (!CLIPS.includes(file.type) && !(await isAnimated(file))) return openPicture(file, limits);
+  if (file.size + 8192 > limits.max_video_bytes) throw new BadPicture(`The clip has ${(file.size / 1e6).toFixed(1)} MB: choose one of at most ${((limits.max_video_bytes - 8192) / 1e6).toFixed(1)} MB.`);
+  const clip = await openClip(file).catch(() => {
+    throw new BadPicture("This browser cannot play the clip: save it as MP4 with H.264, or as WebM.");
+  });
+  if (clip.duration > limits.max_video_seconds) {
+    clip.release();
+    throw new BadPicture(`The clip is too long: choose one of at most ${limits.max_video_seconds} s.`);
+  }
+  return { url: await dataUrl(file), clip, note: `${clip.width} × ${clip.height} pixels, ${clip.duration.toFixed(1)} s` };
+}
+
 /** { url, element, note } of an image file. `limits` has the service's `max_body_bytes` and `max_image_pixels`. */
 export async function openPicture(file, limits) {
-  if (file.type && !file.type.startsWith("image/")) throw new BadPicture("This is not a picture: choose a PNG, JPEG, WebP, GIF or BMP file.");
+  if (file.type && !file.type.startsWith("image/")) throw new BadPicture("This is not a picture or a clip: choose a PNG, JPEG, WebP, GIF or BMP file, or a clip as MP4 or WebM.");
   const objectUrl = URL.createObjectURL(file);
   try {
     const image = await loadImage(objectUrl);

@@ -114,7 +114,7 @@ export class Samples {
       "aria-label": `Show place ${name} on the picture`, onfocus: () => this.stage.highlight(id), onblur: () => this.stage.highlight(null),
       onclick: () => this.stage.canvas.scrollIntoView({ block: "nearest", behavior: "smooth" }) }, name) : null;
     const views = new Map([...(observation.images ?? []), ...images].map((view) => [view.id, view]));
-    const pictures = [...views.values()].filter((view) => isDataUrl(view.uri)).map((view) => crop(view));
+    const pictures = [...views.values()].filter((view) => isDataUrl(view.uri)).map((view) => crop(view, (time) => this.stage.canvas.dispatchEvent(new CustomEvent("seek", { detail: time }))));
     return h("li", { class: "tool", onmouseenter: () => marks.length && this.stage.highlight(id), onmouseleave: () => this.stage.highlight(null) },
       h("p", { class: "action" }, button, " The operation replies"), pictures, observationDetails(observation.data ?? {}), collapsible("Raw reply", turn.text || observation.text));
   }
@@ -183,10 +183,12 @@ const activity = (op) => ACTIVITIES[op] ?? clean(op, 40);
 
 const isDataUrl = (uri) => typeof uri === "string" && /^data:image\/(png|jpeg|webp|gif);base64,/.test(uri);
 
-function crop(view) {
+/** A view as a figure. `seek(time)` shows the frame in the clip. */
+function crop(view, seek) {
   const [width, height] = Array.isArray(view.source_size) ? view.source_size : [];
   const [w, h_] = Array.isArray(view.view_size) ? view.view_size : [];
-  const caption = [foreignText(view.id, 40), width ? `: ${width} × ${height} pixels of the picture` : "", w ? `, shown at ${w} × ${h_}` : ""];
+  const frame = isNumber(view.frame) && isNumber(view.time);
+  const caption = frame ? h("button", { type: "button", class: "seek", onclick: () => seek(view.time) }, `Frame ${number(view.frame)} at ${view.time.toFixed(2)} s`) : [foreignText(view.id, 40), width ? `: ${width} × ${height} pixels of the picture` : "", w ? `, shown at ${w} × ${h_}` : ""];
   const image = h("img", { class: Math.max(w ?? 0, h_ ?? 0) <= 200 ? "pixels" : "", alt: `view ${clean(view.id, 40)}`, src: view.uri });
   return h("figure", { class: "crop" }, image, h("figcaption", {}, caption));
 }

@@ -79,7 +79,7 @@ export function verdictCard(reply, seconds, readOnly) {
       ["First sample", typeof verdict.self_answer === "string" ? foreignText(verdict.self_answer, 80) : null],
       ["Neighbours found", isNumber(verdict.neighbours) ? `${verdict.neighbours}${verdict.partial ? " (part of the memory did not answer)" : ""}` : null],
       ["Policy version", isNumber(reply.policy_version) ? `v${reply.policy_version}` : null],
-      ["Time", `${number(isNumber(reply.seconds) ? reply.seconds : seconds)} s${reply.cached ? " (cached)" : ""}`],
+      ["Time", `${number(Number((isNumber(reply.seconds) ? reply.seconds : seconds).toPrecision(2)))} s${reply.cached ? " (cached)" : ""}`],
       ["Model", reply.model && foreignText(reply.model, 60)],
     ),
     feedback(reply, readOnly));

@@ -41,8 +41,8 @@ ABOUT_OTHERS = (
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 HEADERS = {
     # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load nor send anything.
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; object-src 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src blob:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -76,6 +76,8 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "samples": config.serve.samples,
         # As base64 in a body, so that one limit tells the page when to shrink a picture.
         "max_body_bytes": min(config.serve.max_body_bytes, config.toolbox.max_image_bytes * 4 // 3),
+        "max_video_bytes": min(config.serve.max_body_bytes * 3 // 4, config.toolbox.max_video_bytes),
+        "max_video_seconds": config.serve.max_video_seconds,
         "max_question_chars": config.serve.max_question_chars,
         "max_exchanges": MAX_EXCHANGES,
         "max_image_pixels": config.toolbox.max_image_pixels,
