@@ -53,7 +53,7 @@ def write(run_dir, step, at):
     switch = KillSwitch(at)
     tensor_parts.save_file = lambda arrays, path, metadata=None: switch.write(path, save(arrays, metadata))
     Path.write_text = lambda path, text, encoding=None: switch.write(path, text.encode())
-    checkpoint._sync, os.rename, Path.mkdir = map(switch.step, (checkpoint._sync, os.rename, Path.mkdir))
+    checkpoint.sync, os.rename, Path.mkdir = map(switch.step, (checkpoint.sync, os.rename, Path.mkdir))
     weights = {f"layer{i}.{part}": np.full((8, 24), step, np.float32) for i in range(4) for part in "AB"}
     moments = {f"{name}.{m}": values for name, values in weights.items() for m in ("exp_avg", "exp_avg_sq")}
     checkpoint.write(run_dir, step, {"adapter": weights, "optimizer": moments}, {"step": step}, keep=2)
