@@ -274,6 +274,8 @@ class Evolution:
         if not skipped:
             self.queue.shares.learnt(sources)
             await self.queue.save_shares()
+            if self.memory is not None:
+                self.memory.learnt([task.experience_id for task in tasks if task.experience_id])
         await self.scoring.advance(step)
         promoted = version is not None and await self.candidate(version)
         async with self.changed:

@@ -121,16 +121,16 @@ class MemoryShard:
             stats = self.shard.stats()
             publish({"memory/experiences": stats["size"], "memory/bytes": stats["bytes"]}, self.tags)
 
-    def search(self, vectors: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
+    def search(self, vectors: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[list[tuple[str, float]]]:
         started = time.monotonic()
-        near = self.shard.search(vectors, k)
+        near = self.shard.search(vectors, k, user, text)
         count("memory/searches", len(vectors), self.tags)
         count("memory/search_seconds", time.monotonic() - started, self.tags)
         return near
 
-    def find(self, vector: np.ndarray, k: int) -> list[tuple[float, Row]]:
+    def find(self, vector: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[tuple[float, Row]]:
         """The ``k`` nearest with their records; some are not among the best of all shards, but one call suffices."""
-        (near,) = self.search(vector[None], k)
+        (near,) = self.search(vector[None], k, user, text)
         rows = self.shard.rows([id for id, _ in near])
         return [(similarity, row) for (_, similarity), row in zip(near, rows, strict=True) if row is not None]
 
@@ -154,6 +154,9 @@ class MemoryShard:
 
     def withdraw(self, versions: list[int]) -> int:
         return self.shard.withdraw(versions)
+
+    def learnt(self, ids: list[str]) -> int:
+        return self.shard.learnt(ids)
 
     def draw(self, n: int, seed: int) -> list[tuple[float, str]]:
         return self.shard.draw(n, np.random.default_rng(seed))
@@ -328,14 +331,24 @@ class Memory:
         lists = [answers[n] for n in numbers if n in answers]
         return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(self.names)
 
-    async def search(self, vector: np.ndarray, k: int, track: bool = True) -> SearchResult:
-        """The ``k`` nearest experiences of ``vector`` [d] within ``memory.timeout_s``.
+    async def search(
+        self,
+        vector: np.ndarray,
+        k: int,
+        track: bool = True,
+        user: str | None = None,
+        text: str = "",
+        timeout_s: float | None = None,
+    ) -> SearchResult:
+        """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default ``memory.timeout_s``.
 
-        The result is ``partial`` when a shard is dead or late. ``track`` False writes nothing: the retrieval is not counted. The
-        similarity of a neighbour is the cosine for each metric; for ``manhattan`` its lower bound.
+        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a shard is dead or late.
+        ``track`` False writes nothing: the retrieval is not counted. The similarity of a neighbour is the cosine for each metric;
+        for ``manhattan`` its lower bound.
         """
-        numbers, deadline = range(len(self.names)), time.monotonic() + self.config.timeout_s
-        answers = await self._call_within(dict.fromkeys(numbers, ("find", np.asarray(vector, np.float32), k)), deadline)
+        numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
+        call = ("find", np.asarray(vector, np.float32), k, user, text)
+        answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
         near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
@@ -410,6 +423,16 @@ class Memory:
         current = self._withdrawn = list(versions)
         for number in range(len(self.names)):
             self._run_in_background(send(number))
+
+    def learnt(self, ids: Sequence[str]) -> None:
+        """Mark the experiences of which an update was made, in the background; a shard that does not answer misses it."""
+
+        async def send(number: int, part: Sequence[str]) -> None:
+            with contextlib.suppress(InfraFailure):
+                await self._retry(number, "learnt", part)
+
+        for number, part in self._group_by_shard(ids).items():
+            self._run_in_background(send(number, part))
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete by id; returns the number deleted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from pixelis.memory.schema import intact
 from pixelis.records import Experience, Feedback
 
 COLUMNS = "id, status, priority, retrievals, successes, feedback, record"
+TEXTS = "id, json_extract(record, '$.question.question'), json_extract(record, '$.verdict.answer')"
+WORD = re.compile(r"\w+")
 CHUNK = 500
 """Most rows read by a query."""
 SEQS = "seq IN (SELECT value FROM json_each(?))"
@@ -77,12 +80,10 @@ class Rows:
         """Times and rows of at most ``limit`` experiences; see ``Shard.list_rows``. ``seqs`` are those of all."""
         at, id = after or (float("inf"), "")
         conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)", intact("experiences")], [at, at, id]
-        if user is not None and user.endswith("."):
-            conditions.append("user >= ? AND user < ?")
-            values += [user, user[:-1] + "/"]  # the character after the dot
-        elif user is not None:
-            conditions.append("user = ?")
-            values.append(user)
+        if user is not None:
+            condition, more = _is_of(user)
+            conditions.append(condition)
+            values += more
         where, page = " AND ".join(conditions), max(0, limit)
         try:
             with self.database.read() as db:
@@ -96,6 +97,21 @@ class Rows:
             ]
             return sorted(rows, key=lambda pair: (-pair[0], pair[1][0]))[:page]
 
+    def matching(self, user: str | None, words: Sequence[str], seqs: Iterable[int]) -> set[str]:
+        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words``, see ``Shard.search``.
+
+        ``seqs`` are those of all.
+        """
+        condition, values = _is_of(user) if user is not None else ("TRUE", [])
+        try:
+            with self.database.read() as db:
+                query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
+                texts = [tuple(row) for row in db.execute(query, values)]
+        except InfraFailure:  # damaged: read what can be read
+            rows = self.experiences(list(seqs), f"user, {TEXTS}")
+            texts = [row for owner, row in rows if _of(user, owner)]
+        return {id for id, question, answer in texts if _has(f"{question} {answer or ''}", words)}
+
     def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
         """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
         try:
@@ -105,6 +121,19 @@ class Rows:
             if len(seqs) == 1:
                 return []
             return [row for seq in seqs for row in self._read(query, [seq])]
+
+
+def _has(text: str, words: Sequence[str]) -> bool:
+    """Whether each of ``words`` (case-folded) is the beginning of a word of ``text``."""
+    found = WORD.findall(text.casefold())
+    return all(any(other.startswith(word) for other in found) for word in words)
+
+
+def _is_of(user: str) -> tuple[str, list[Any]]:
+    """The SQL condition, with its values, for experiences of ``user``; see ``Shard.list_rows``."""
+    if user.endswith("."):
+        return "user >= ? AND user < ?", [user, user[:-1] + "/"]  # the character after the dot
+    return "user = ?", [user]
 
 
 def _of(user: str | None, owner: str | None) -> bool:

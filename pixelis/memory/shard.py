@@ -22,7 +22,7 @@ from pixelis.memory.disk import disk_failures
 from pixelis.memory.index import TAIL, Index
 from pixelis.memory.portable import Entry
 from pixelis.memory.priority import keys, weights
-from pixelis.memory.rows import Place, Row, Rows, experience
+from pixelis.memory.rows import WORD, Place, Row, Rows, experience
 from pixelis.memory.schema import CHECKED, add_picture, checksum, content_hash, digest, set_fact
 from pixelis.memory.vectors import validate
 from pixelis.records import Experience, Feedback
@@ -235,11 +235,23 @@ class Shard:
                 self._since_save += 1
             self._wake.set()
 
-    def search(self, vectors: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
+    def search(self, vectors: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[list[tuple[str, float]]]:
         """Ids and similarities of the at most ``k`` nearest neighbours of each of ``vectors`` [n, d], best first.
 
-        Similarity is the cosine, or the negative distance for other metrics.
+        Similarity is the cosine, or the negative distance for other metrics. ``user``, as in ``list_rows``, leaves out the
+        experiences of others; ``text`` those that lack one of its words, or beginnings of words, in question and answer.
         """
+        words = WORD.findall(text.casefold())
+        if user is None and not words:
+            return self._nearest(vectors, k)
+        wanted, breadth = self.stored.matching(user, words, self._ids), k
+        while True:  # the index knows neither users nor words: search wider until enough of the nearest match
+            near = [[pair for pair in line if pair[0] in wanted][:k] for line in self._nearest(vectors, breadth)]
+            if breadth >= len(self._rows) or all(len(line) >= min(k, len(wanted)) for line in near):
+                return near
+            breadth *= 4
+
+    def _nearest(self, vectors: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
         index = self._index
         if index is None or k < 1 or not len(index):
             return [[] for _ in range(len(vectors))]
@@ -415,6 +427,11 @@ class Shard:
             return db.execute(mark, ("failed", json.dumps(sorted(set(versions) - previous)))).rowcount
 
         return self.database.write(change)
+
+    def learnt(self, ids: Sequence[str]) -> int:
+        """Give pending experiences of which an update was made the status ``processed``; returns their number."""
+        mark = "UPDATE experiences SET status = 'processed' WHERE status = 'pending' AND id IN (SELECT value FROM json_each(?))"
+        return self.database.write(lambda db: db.execute(mark, (json.dumps(list(ids)),)).rowcount)
 
     # --- deleting -----------------------------------------------------------------------------------------------------------
 

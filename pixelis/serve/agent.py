@@ -20,6 +20,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts
+from pixelis.actors.memory import SearchResult
 from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.errors import BadImage, BadInput, InfraFailure
@@ -269,6 +270,15 @@ class Agent:
             raise InfraFailure("the trajectory's pictures were lost with their generator") from error
         urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in views])
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
+
+    async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
+        """The ``k`` experiences of ``user``, or of all, with the words of a query that are most similar to it and its picture.
+
+        Raises BadImage as ``decode``, InfraFailure without a memory.
+        """
+        pictures = await self.decode(query)
+        question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
+        return await self.retrieval.find(question, pictures.views, k, user, timeout_s)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
         """Store feedback with an experience and send it to Evolution. Raises BadInput for an unknown id."""

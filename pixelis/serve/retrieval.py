@@ -110,6 +110,18 @@ class Retrieval:
             if task is not None:
                 task.cancel()
 
+    async def find(
+        self, question: Question, views: Sequence[np.ndarray], k: int, user: str | None, timeout_s: float
+    ) -> SearchResult:
+        """The ``k`` experiences of ``user``, or of all, with the words of a question that are most similar to it.
+
+        Writes nothing. Raises InfraFailure without a memory or an Embedder.
+        """
+        if self.memory is None:
+            raise InfraFailure("this service has no memory to search", code="no_memory")
+        vector = await self._vector(question, views)
+        return await self.memory.search(vector, k, track=False, user=user, text=question.question, timeout_s=timeout_s)
+
     async def _search(
         self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool
     ) -> tuple[Question, SearchResult]:

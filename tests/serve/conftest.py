@@ -10,7 +10,7 @@ import ray
 from browser_helpers import Opened, chromium, views
 from gateway_helpers import STORE
 from playwright.sync_api import Browser
-from scripted import KEY, Deployed, ScriptedGenerator, free_port
+from scripted import KEY, Deployed, ScriptedEmbedder, ScriptedGenerator, free_port
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.memory import place_shards
@@ -20,7 +20,7 @@ from pixelis.serve import app
 from pixelis.serve.backends import Backends
 
 GENERATORS = ("scripted-0", "scripted-1")
-EVOLUTION = "evolution-under-test"
+EVOLUTION, EMBEDDER = "evolution-under-test", "embedder-under-test"
 
 
 @pytest.fixture(scope="session")
@@ -38,22 +38,23 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
     own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "serve.per_minute=100000", "memory.cpus=0"]
     own += ["evolution.max_share_per_question=1"]  # tests ask the same question again
-    own += ["telemetry.traces=file"]
+    own += ["telemetry.traces=file", "evolution.neighbours.k=0"]  # earlier tests' experiences must not vote
     own += [f"serve.port={free_port()}", f"run.dir={tmp_path_factory.mktemp('served')}"]
     return lambda *more: load(None, [*own, *more])
 
 
 @pytest.fixture(scope="session")
 def backends(ray_cluster: None, settings: Callable[..., Config]) -> Iterator[Backends]:
-    """Two scripted generators, Evolution and a memory shard. Without an embedder no search finds a neighbour."""
+    """Two scripted generators, a scripted embedder, Evolution and a memory shard."""
     config = settings()
     generators = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
     store = PolicyStore.options(name=STORE).remote(config.run.dir)
-    evolution = Evolution.options(name=EVOLUTION).remote(config, generators, store)
+    embedder = ScriptedEmbedder.options(name=EMBEDDER).remote()
     names, shards = place_shards(config, "under-test")
+    evolution = Evolution.options(name=EVOLUTION).remote(config, generators, store, memory=names)
     ray.get([actor.health.remote() for actor in [*generators, evolution, *shards]])
-    yield Backends(GENERATORS, ray.get_runtime_context().namespace, EVOLUTION, tuple(names))
-    for actor in [*generators, evolution, store, *shards]:
+    yield Backends(GENERATORS, ray.get_runtime_context().namespace, EVOLUTION, tuple(names), EMBEDDER)
+    for actor in [*generators, embedder, evolution, store, *shards]:
         ray.kill(actor)
 
 

@@ -21,7 +21,8 @@ from ray.actor import ActorHandle
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.config import Config
 from pixelis.errors import BadImage, InfraFailure
-from pixelis.records import Action, Group, ImageView, Media, Observation, StopReason, Trajectory, Turn
+from pixelis.memory.vectors import combine
+from pixelis.records import Action, Group, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
 
 KEY = "test-key-4711"
 
@@ -180,6 +181,20 @@ class ScriptedGenerator:
             policy_version=self.version,
         )
         return trajectory, views
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class ScriptedEmbedder:
+    """Vectors of 4 x 4 grey values and of the words, weighted as the Embedder weights them."""
+
+    def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
+        words = np.zeros(16, np.float32)
+        for word in question.question.split():
+            words[sum(word.encode()) % 16] += 1
+        cells = [np.asarray(Image.fromarray(view).convert("L").resize((4, 4), Image.Resampling.BOX)).ravel() for view in views]
+        grey = np.mean(cells, axis=0) if cells else np.zeros(16)
+        visual, text = np.concatenate([grey, np.zeros(16)]), np.concatenate([np.zeros(16), words])
+        return combine(visual if views else None, text if question.question else None)
 
 
 @dataclass

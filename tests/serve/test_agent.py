@@ -353,6 +353,27 @@ def test_a_repeated_question_is_found_and_credited_once(environment: Environment
     assert environment.change(before)["size"] == 2
 
 
+def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment: Environment) -> None:
+    agent, owner = environment.agent(), privacy.pseudonym("photographer")
+
+    def photo(number: int, format: str) -> str:
+        buffer = io.BytesIO()
+        cells = np.random.default_rng(number).integers(0, 255, (6, 6, 3)).astype(np.uint8)
+        Image.fromarray(cells.repeat(40, 0).repeat(40, 1)).save(buffer, format)
+        return f"data:image/{format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+    async def found() -> list[str]:
+        for i in range(4):
+            query = AgentQuery(f"say {i} of the photo", [photo(i, "PNG")], 2, SamplingParams(), user=owner)
+            assert (await agent.answer(query)).remembered == "yes"
+        results = [
+            await agent.search(AgentQuery("", [photo(i, "JPEG")], 1, SamplingParams(), False), 1, owner, 20.0) for i in range(4)
+        ]
+        return [result.neighbours[0].experience.verdict.answer or "" for result in results]
+
+    assert run(found()) == ["0", "1", "2", "3"]
+
+
 def test_doubtful_and_opted_out_answers_are_not_learnt_from(environment: Environment) -> None:
     before = environment.totals()
 

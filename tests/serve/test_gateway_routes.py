@@ -128,6 +128,7 @@ def test_bad_orders_are_refused(deployed: Deployed, method: str, path: str, body
     [
         ("POST", "/v1/feedback"),
         ("GET", "/v1/experiences"),
+        ("POST", "/v1/experiences/search"),
         ("DELETE", "/v1/experiences?user=a"),
         ("GET", "/v1/experiences/exp_1"),
         ("DELETE", "/v1/experiences/exp_1"),

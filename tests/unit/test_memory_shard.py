@@ -16,6 +16,7 @@ from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module
+from pixelis.memory.vectors import unit
 from pixelis.records import Feedback
 
 DAY = 86_400.0
@@ -252,6 +253,46 @@ def test_a_page_of_experiences_is_newest_first(tmp_path: Path) -> None:
     assert [e.id for e in shard.list(2, after=(first[-1].created_at, first[-1].id))] == ["e2", "e1"]
     assert [e.id for e in shard.list(9, user="a")] == ["e3", "e0"]
     assert shard.list(0) == []
+    shard.close()
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw"])
+def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path, index: str) -> None:
+    shard = Shard(tmp_path, MemoryConfig(index=index))
+    texts = ["Which digit is in the red frame?", "How many cards are RED?", "Which card is predicted?"]
+    given = entries(300)
+    for i, entry in enumerate(given):
+        question = entry.experience.question.model_copy(update={"question": texts[i % 3]})
+        owner = ("key.anna", "key.bob", None)[i % 7 % 3]
+        given[i] = Entry(entry.experience.model_copy(update={"question": question, "user": owner}), entry.vector)
+    shard.add(given)
+    similarity = unit(np.stack([e.vector for e in given])) @ unit(given[5].vector)
+
+    def nearest(k: int, user: str | None, *kinds: int) -> list[str]:
+        order = np.argsort(-similarity, kind="stable").tolist()
+        owned = [i for i in order if i % 3 in kinds and (user is None or (given[i].experience.user or "").startswith(user))]
+        return [given[i].experience.id for i in owned[:k]]
+
+    def found(k: int, user: str | None, text: str) -> list[str]:
+        (line,) = shard.search(given[5].vector[None], k, user, text)
+        return [name for name, _ in line]
+
+    assert found(4, None, "") == nearest(4, None, 0, 1, 2)
+    assert found(9, "key.anna", "") == nearest(9, "key.anna", 0, 1, 2)
+    assert found(500, "key.", "") == nearest(500, "key.", 0, 1, 2)
+    assert found(5, None, "red") == nearest(5, None, 0, 1)  # "predicted" has no word that begins so
+    assert found(5, None, "Dig RED") == nearest(5, None, 0)
+    assert found(5, "key.bob", "dig") == nearest(5, "key.bob", 0)
+    assert found(5, None, "nothing") == found(5, "key.carla", "") == []
+    shard.close()
+
+
+def test_an_experience_is_processed_once_an_update_is_made_of_it(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add([Entry(made(version, policy_version=version)) for version in (1, 2, 3)])
+    shard.withdraw([2])
+    assert shard.learnt(["e1", "e2", "e9"]) == 1
+    assert [known.status for known in shard.list(9)] == ["pending", "failed", "processed"]
     shard.close()
 
 

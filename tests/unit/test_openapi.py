@@ -21,6 +21,7 @@ BODIES = {
     "/v1/responses": ("ResponsesRequest", "ResponseObject"),
     "/v1/agent": ("AgentRequest", "AgentReply"),
     "/v1/feedback": ("FeedbackRequest", "FeedbackReply"),
+    "/v1/experiences/search": ("ExperienceSearch", "FoundExperiences"),
     "/v1/evolution/pause": ("EmptyRequest", "EvolutionReply"),
     "/v1/evolution/resume": ("EmptyRequest", "EvolutionReply"),
     "/v1/evolution/promote": ("PromoteRequest", "EvolutionReply"),

@@ -7,7 +7,19 @@ from typing import Literal
 from pydantic import BaseModel, Field, model_validator
 
 from pixelis.records import Experience
-from pixelis.serve.protocol.errors import ID, MAX_ANSWER_CHARS, MAX_COMMENT_CHARS, ApiError, PlainText, StrictModel
+from pixelis.serve.keys import NAME
+from pixelis.serve.protocol.errors import (
+    ID,
+    MAX_ANSWER_CHARS,
+    MAX_COMMENT_CHARS,
+    MAX_NAME_CHARS,
+    ApiError,
+    PlainText,
+    StrictModel,
+)
+
+MAX_FOUND = 50
+"""Most results of a search."""
 
 
 class FeedbackRequest(StrictModel):
@@ -39,6 +51,41 @@ class ExperienceReply(BaseModel):
     object: Literal["experience"] = "experience"
     experience: Experience
     pictures: dict[str, str] = {}
+
+
+class ExperienceSearch(StrictModel):
+    """Body of ``POST /v1/experiences/search``: a ``text``, an ``image`` (data URL), or both; at least one of them.
+
+    With a ``text``, only experiences with its words in question or answer are found.
+    ``user`` and ``key`` restrict the search as in ``GET /v1/experiences``.
+    """
+
+    text: PlainText = ""
+    image: str | None = None
+    k: int = Field(10, ge=1, le=MAX_FOUND)
+    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
+    key: str | None = Field(None, pattern=NAME)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> ExperienceSearch:
+        if not self.text.strip() and self.image is None:
+            raise ApiError(400, "a search needs a `text`, an `image` or both", "missing_parameter", "text")
+        return self
+
+
+class FoundExperience(BaseModel):
+    """An experience without token ids and pictures; ``similarity`` is the cosine to what was searched for."""
+
+    experience: Experience
+    similarity: float
+
+
+class FoundExperiences(BaseModel):
+    """Experiences, the most similar first. ``partial``: a part of the memory did not answer."""
+
+    object: Literal["list"] = "list"
+    data: list[FoundExperience]
+    partial: bool
 
 
 class ExperienceList(BaseModel):

@@ -159,6 +159,15 @@ def agent_query(
     )
 
 
+def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
+    """The query of a search in the memory. Raises ApiError 400 for an invalid text or picture address."""
+    if text.strip():
+        check_question(text, config.serve.max_question_chars, "text")
+    images = [image] if image is not None else []
+    check_data_urls(images, "image", "image")
+    return AgentQuery(text.strip(), images, samples=1, sampling=SamplingParams(), operations=False)
+
+
 def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool | None = None) -> str | None:
     """The cache key of a greedy or seeded request, or if ``cache`` is true of any request; otherwise None.
 

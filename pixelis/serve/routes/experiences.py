@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -15,20 +16,34 @@ from pixelis.errors import DataFailure, InfraFailure
 from pixelis.records import Experience, Feedback
 from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import (
+    Admitted,
     EntityId,
     JsonBody,
+    QuestionBody,
+    RequestTiming,
     Scoped,
     Sender,
     State,
     authorise,
     limit_rate,
     require_json,
+    require_room,
     require_writable,
 )
 from pixelis.serve.keys import NAME, Caller, Scope
 from pixelis.serve.protocol.agent import without_tokens
 from pixelis.serve.protocol.errors import ApiError, PlainText
-from pixelis.serve.protocol.experiences import DeletionReply, ExperienceList, ExperienceReply, FeedbackReply, FeedbackRequest
+from pixelis.serve.protocol.experiences import (
+    DeletionReply,
+    ExperienceList,
+    ExperienceReply,
+    ExperienceSearch,
+    FeedbackReply,
+    FeedbackRequest,
+    FoundExperience,
+    FoundExperiences,
+)
+from pixelis.serve.protocol.question import search_query
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
 log = logging.getLogger(__name__)
@@ -39,6 +54,7 @@ LAST_ID = "\U0010ffff"
 """Sorts after every id."""
 
 KeyName = Annotated[str | None, Query(pattern=NAME, description="the name of another key")]
+SEARCH_CHECKS = [Depends(require_json), Depends(limit_rate), Depends(require_room)]
 FEEDBACK_CHECKS = [Depends(Scoped("feedback")), Depends(require_writable), Depends(require_json), Depends(limit_rate)]
 
 router = APIRouter(tags=["experiences"], dependencies=[Depends(authorise)])
@@ -65,12 +81,33 @@ async def list_experiences(
     key: KeyName = None,
 ) -> ExperienceList:
     """List experiences, newest first, of one user or of all. `key` and all experiences need the scope `read`."""
-    owner = _space(caller, key, "read").owner(user)
-    if key is None and user is None and "read" in caller.scopes:
-        owner = None
-    experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), owner))
+    experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), _readable(caller, key, user)))
     next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
     return ExperienceList(data=[_without_tokens(e) for e in experiences], next_before=next_before)
+
+
+@router.post("/v1/experiences/search", dependencies=SEARCH_CHECKS)
+async def search_experiences(
+    state: State,
+    caller: Sender,
+    timing: RequestTiming,
+    body: Annotated[ExperienceSearch, Depends(QuestionBody(ExperienceSearch))],
+    admitted: Admitted,
+) -> FoundExperiences:
+    """Find the experiences most similar to a text, a picture or both, of those that `GET /v1/experiences` lists."""
+    _memory(state)
+    owner = _readable(caller, body.key, body.user)
+    query = search_query(state.config, body.text, body.image)
+    try:
+        async with asyncio.timeout_at(timing.deadline):
+            size = await state.agent.decoded_bytes(query)
+            async with state.pictures.reserve(size), state.admission.slot():
+                result = await state.agent.search(query, body.k, owner, ACTOR_TIMEOUT_S)
+    except TimeoutError:
+        message = f"no result within {state.config.serve.timeout_s:g} s"
+        raise ApiError(504, message, "timeout", retry_after_s=1.0) from None
+    found = [FoundExperience(experience=_without_tokens(n.experience), similarity=n.similarity) for n in result.neighbours]
+    return FoundExperiences(data=found, partial=result.partial)
 
 
 @router.get("/v1/experiences/{id}")
@@ -131,6 +168,13 @@ def _space(caller: Caller, key: str | None, scope: Scope) -> Caller:
     if scope not in caller.scopes:
         raise ApiError(403, f"{caller.label} lacks the scope {scope}", "missing_scope", "key")
     return Caller(name=key)
+
+
+def _readable(caller: Caller, key: str | None, user: str | None) -> str | None:
+    """Whose experiences the caller may list and search: an owner as the memory stores it, None for all."""
+    if key is None and user is None and "read" in caller.scopes:
+        return None
+    return _space(caller, key, "read").owner(user)
 
 
 async def _forget(state: GatewayState, ids: list[str]) -> None:
