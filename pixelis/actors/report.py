@@ -95,12 +95,12 @@ def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
         views: list[np.ndarray] = ray.get(ref)[trajectory.id]
         pictures = {image.id: view for image, view in zip(trajectory.images, views, strict=True)}
         for media in group.question.media:
-            pictures |= _load(media, trajectory, config.toolbox)
+            pictures |= load_pictures(media, trajectory, config.toolbox)
         episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
     return episodes
 
 
-def _load(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
+def load_pictures(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
     """An image, or the frames of a clip that the page shows, by key; empty if the source cannot be opened."""
     frames = required_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,21 @@ from pixelis.config.base import Section
 from pixelis.config.engine import SamplingConfig
 
 System = Literal["pixel_reasoner", "r1_v", "deepeyes", "mini_o3"]
+
+
+class ApiConfig(Section):
+    url: str | None = Field(None, description="base URL of an OpenAI-compatible API, e.g. http://localhost:8000/v1")
+    model: str = Field("", description="name of the model")
+    api_key_env: str = Field(
+        "PIXELIS_EVALUATE_API_KEY", description="environment variable with the API key; empty: no key is sent"
+    )
+    concurrency: int = Field(8, ge=1, description="concurrent requests")
+    tries: int = Field(8, ge=1, description="maximum number of requests for an answer")
+    timeout_s: float = Field(300.0, gt=0, description="timeout in seconds of a request")
+    total_timeout_s: float = Field(1200.0, gt=0, description="timeout in seconds of all requests for an answer")
+    max_tokens: int = Field(4096, ge=0, description="maximum number of tokens of an answer; 0: the field is not sent")
+    parameters: dict[str, Any] = Field({}, description="further fields of each request, e.g. {reasoning_effort: low}")
+    cache: bool = Field(True, description="keep replies in run.dir, so that a repeated command asks only what is missing")
 
 
 class EvaluateConfig(Section):
@@ -29,6 +44,9 @@ class EvaluateConfig(Section):
     outputs: list[System] = Field([], description="write the results also as the evaluation of these systems does")
     answers: str | None = Field(
         None, description="file of another model's answers (JSON, JSON lines, Parquet; column `pred` or `model_output`) to score"
+    )
+    api: ApiConfig = Field(
+        ApiConfig(), description="evaluate the model behind this OpenAI-compatible address instead of a policy"
     )
     operations: bool = Field(True, description="offer the pixel operations; false: direct answers")
     trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,20 +61,31 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     unreadable model, adapter, rank file or source, MissingDependency for a tracker that is not installed, and InfraFailure for a
     disk that refuses.
     """
-    ModelSpec.load(resolve(config.policy.model))
+    _check_policy(config)
+    with _folder(config, questions, sources, _policy_inputs(config)) as folder:
+        yield folder
+
+
+@contextmanager
+def folder_without_policy(config: Config, *questions: str) -> Iterator[Path]:
+    """``run_folder`` of a job that has no policy of its own."""
+    with _folder(config, questions, {}, {}) as folder:
+        yield folder
+
+
+@contextmanager
+def _folder(
+    config: Config, questions: Sequence[str], sources: Mapping[str, str], policy_inputs: dict[str, list[lineage.Source]]
+) -> Iterator[Path]:
     require_trackers(config)
-    if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
-        message = f"policy.full trains all parameters, but {config.policy.adapter} is a LoRA adapter"
-        raise BadConfig(message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
-    if config.policy.lora.ranks:
-        ranks.read(config.policy.lora.ranks)
     for source in questions:
         # Shuffling reads a window of rows before the first question, so that errors near the beginning show at once.
         with prefix_errors(config, source):
             on_labels = None if config.rewards.labelled else drop_labels
             rows = config.data.max_bad_rows
             next(read_questions(source, seed=0, max_bad_rows=rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels))
-    inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
+    data = {"questions": list(questions), **{role: [source] for role, source in sources.items()}}
+    inputs = {**policy_inputs, **_inputs(data)}
     folder = Path(config.run.dir)
     lock = folder / "lock.json"
     with disk_failures(folder):
@@ -97,6 +108,15 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
         lock.unlink(missing_ok=True)
 
 
+def _check_policy(config: Config) -> None:
+    ModelSpec.load(resolve(config.policy.model))
+    if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
+        message = f"policy.full trains all parameters, but {config.policy.adapter} is a LoRA adapter"
+        raise BadConfig(message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
+    if config.policy.lora.ranks:
+        ranks.read(config.policy.lora.ranks)
+
+
 @contextmanager
 def prefix_errors(config: Config, source: str) -> Iterator[None]:
     """Prefix errors about ``source`` with its configuration key."""
@@ -109,16 +129,20 @@ def prefix_errors(config: Config, source: str) -> Iterator[None]:
         raise
 
 
-def _inputs(config: Config, data: dict[str, list[str]]) -> dict[str, list[lineage.Source]]:
-    """Inputs of a run by role. Raises MissingFile for missing ones."""
+def _inputs(data: dict[str, list[str]]) -> dict[str, list[lineage.Source]]:
+    """Data of a run by role. Raises MissingFile for missing ones."""
+    for source in itertools.chain(*data.values()):
+        lineage.local_path(source)
+    return {role: list(sources) for role, sources in data.items()}
+
+
+def _policy_inputs(config: Config) -> dict[str, list[lineage.Source]]:
     folder = resolve(config.policy.model)
     # The embedded model is part of the package, so its name identifies it.
     embedded = lineage.Input(source="nano", sha256=fingerprint(folder)) if config.policy.model == "nano" else None
     files = {"adapter": config.policy.adapter, "ranks": config.policy.lora.ranks, "deepspeed": config.learner.deepspeed}
     inputs: dict[str, list[lineage.Source]] = {role: [Path(path)] for role, path in files.items() if path}
-    for source in itertools.chain(*data.values()):
-        lineage.local_path(source)
-    return {"model": [embedded or folder], **inputs, **{role: list(sources) for role, sources in data.items()}}
+    return {"model": [embedded or folder], **inputs}
 
 
 def _acquire(lock: Path) -> None:

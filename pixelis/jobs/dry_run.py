@@ -56,7 +56,11 @@ def check(config: Config, job: str) -> None:
     for name, operation in zip(own, select(own), strict=True):
         operation.ready(config.toolbox)
         print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
-    if job in ESTIMATED:
+    if job == "evaluate" and config.evaluate.api.url is not None:
+        from pixelis.rewards.llm_client import LlmClient
+
+        LlmClient(config.evaluate.api, "evaluate.api").close()
+    elif job in ESTIMATED:
         from pixelis.jobs import plan
 
         findings = estimate.check(config, ESTIMATED[job], prompts(config) if ESTIMATED[job] == "rft" else [])
@@ -95,11 +99,12 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     from pixelis.policy.ranks import read as read_ranks
 
     policy = config.policy
-    yield "policy.model", policy.model, _model
-    if policy.adapter:
-        yield "policy.adapter", policy.adapter, load_header
-    if policy.lora.ranks:
-        yield "policy.lora.ranks", policy.lora.ranks, read_ranks
+    if job != "evaluate" or config.evaluate.api.url is None:
+        yield "policy.model", policy.model, _model
+        if policy.adapter:
+            yield "policy.adapter", policy.adapter, load_header
+        if policy.lora.ranks:
+            yield "policy.lora.ranks", policy.lora.ranks, read_ranks
     if config.learner.deepspeed and job in ("rft", "ttrl", "sft", "serve"):
         yield "learner.deepspeed", config.learner.deepspeed, _json
     questions, demonstrations = (functools.partial(read, config) for read in (_questions, _demonstrations))

@@ -3,8 +3,9 @@
 Prints accuracy with its 95 % interval, the rate of pixel reasoning, the tool error rate and the mean number of turns; writes
 evaluation.json, trajectories-NAME.jsonl and report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k,
 `evaluate.sets` evaluates several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.images` also
-saves the pictures that the policy saw, and `evaluate.outputs` writes the files of other systems. `evaluate.answers` scores
-another model's answers from a file instead of a policy and writes NAME_with_score.json.
+saves the pictures that the policy saw, and `evaluate.outputs` writes the files of other systems. Instead of a policy,
+`evaluate.api` evaluates any model behind an OpenAI-compatible address (url, model, key in an environment variable), and
+`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.files import Row as FileRow
 from pixelis.datasets.files import read_file
 from pixelis.datasets.labels import drop_labels
-from pixelis.datasets.questions import read_questions
+from pixelis.datasets.questions import read_questions, require_text
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation import foreign_answers, outputs
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.evaluation.samples import breakdown, sample_metrics
-from pixelis.jobs.driver import driver, run_folder, watch
+from pixelis.jobs.chat_model import ChatModel
+from pixelis.jobs.driver import driver, folder_without_policy, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.records import Group
 from pixelis.rewards.extraction import answers_of
@@ -38,6 +40,9 @@ from pixelis.rewards.grader import Grader
 from pixelis.rewards.services import shared_services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.events import EventLog
+from pixelis.telemetry.html.episode import EpisodePage
+from pixelis.telemetry.html.report import write_report
+from pixelis.telemetry.progress import Progress
 
 
 @dataclass
@@ -107,8 +112,8 @@ def write_outputs(config: Config, folder: Path, arm: Arm) -> None:
     if config.evaluate.outputs:
         trajectories = [trajectory for group in arm.groups for trajectory in group.trajectories]
         answers = answers_of(trajectories, config.rewards, shared_services(config.rewards))
+        model = config.evaluate.api.model or config.policy.adapter or config.policy.model
         for system in config.evaluate.outputs:
-            model = config.policy.adapter or config.policy.model
             for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
                 path = folder / name
                 path.parent.mkdir(exist_ok=True, parents=True)
@@ -137,6 +142,47 @@ def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous
     return summaries
 
 
+def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As ``evaluate_sets`` for the model of ``evaluate.api``, which is offered no operations; no cluster is started.
+
+    Other models need not know our tags, so answers are read leniently unless ``rewards.extractor`` is set.
+    """
+    if config.rewards.extractor == "dialect":
+        config = config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "lenient"})})
+    sets, e = config.evaluate.sets or {config.run.name: config.data.evaluate}, config.evaluate
+    summaries, pages = list(previous), list[EpisodePage]()
+    model, grader = ChatModel(config, folder, max_pixels), Grader(config.rewards, folder)
+    try:
+        for name, source in sets.items():
+            arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
+            rows = read_questions(source, limit=e.questions, epochs=1)
+            questions = [require_text(question, source) for question in rows]
+            with Progress(f"evaluate {arm_name}", len(questions) * e.samples, enabled=config.telemetry.progress) as progress:
+                groups = model.groups(questions, e.samples, [], progress.update)
+            arm = graded(config, grader, arm_name, groups)
+            save(folder, arm)
+            write_outputs(config, folder, arm)
+            summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
+            for title, group, _ in report.choose(arm_name, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories):
+                trajectory, pictures = group.trajectories[0], dict[str, Any]()
+                for media in group.question.media:
+                    pictures |= report.load_pictures(media, trajectory, config.toolbox)
+                pages.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
+    finally:
+        model.close()
+        grader.close()
+    print(f"report: {write_report(folder, {'arms': summaries}, [], pages)}")
+    return summaries
+
+
+def graded(config: Config, grader: Grader, name: str, groups: list[Group]) -> Arm:
+    """The scored episodes of a model that is no policy of ours."""
+    with ThreadPoolExecutor(4) as pool:
+        scored = list(pool.map(grader.score, groups))
+    extra = {**breakdown(scored), **sample_metrics(scored, grader.settings, grader.services)}
+    return Arm(name, {"name": name, **summarise(scored), **extra}, correctness(scored), scored, [])
+
+
 def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
     """Mean accuracy over the sets that have one."""
     accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
@@ -152,18 +198,16 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     groups = foreign_answers.episodes(rows, questions)
     grader = Grader(config.rewards, folder)
     try:
-        with ThreadPoolExecutor(4) as pool:
-            scored = list(pool.map(grader.score, groups))
-        extra = {**breakdown(scored), **sample_metrics(scored, config.rewards, grader.services)}
-        trajectories = [t for group in scored for t in group.trajectories]
+        arm = graded(config, grader, path.stem, groups)
+        trajectories = [t for group in arm.groups for t in group.trajectories]
         answers = answers_of(trajectories, config.rewards, grader.services)
     finally:
         grader.close()
     output = folder / f"{path.stem}_with_score.json"
     output.write_text(
-        json.dumps(foreign_answers.with_scores(rows, scored, answers), indent=2, ensure_ascii=False), encoding="utf-8"
+        json.dumps(foreign_answers.with_scores(rows, arm.groups, answers), indent=2, ensure_ascii=False), encoding="utf-8"
     )
-    return {"name": path.stem, **summarise(scored), **extra}
+    return arm.summary
 
 
 def _refuse(row: BadRow) -> dict[str, Any]:
@@ -202,11 +246,12 @@ def main() -> None:
             return
     e, summaries = config.evaluate, list[dict[str, Any]]()
     budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
-    with driver("evaluate"), run_folder(config, *(e.sets.values() or [config.data.evaluate])) as folder:
+    run, place = (evaluate_sets, run_folder) if e.api.url is None else (evaluate_api, folder_without_policy)
+    with driver("evaluate"), place(config, *(e.sets.values() or [config.data.evaluate])) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
             arm_config = config.model_copy(update={"dialogue": dialogue})
-            summaries = evaluate_sets(arm_config, folder, max_pixels, summaries)
+            summaries = run(arm_config, folder, max_pixels, summaries)
         result: dict[str, Any] = summaries[0]
         if e.max_pixels:
             means = {str(n): mean_accuracy([s for s in summaries if s["max_pixels"] == n]) for n in budgets}

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TEMPERATURE_STEP = 0.2
-"""Temperature added with each try: at temperature 0 an invalid reply would repeat."""
+"""Temperature added with each try by default: at temperature 0 an invalid reply would repeat."""
 RETRIED = (408, 409, 425, 429)
 """4xx status codes that are retried."""
 MISCONFIGURED = (401, 403, 404)
@@ -69,7 +69,9 @@ class LlmClient:
         calls_per_minute: float | None = None,
         concurrency: int | None = None,
         fix: str = "",
+        temperature_step: float = TEMPERATURE_STEP,
     ):
+        self.temperature_step = temperature_step
         self.settings, self.section, self.code, self.calls_per_minute = settings, section, code, calls_per_minute
         if not settings.url or not settings.model:
             required = "name an OpenAI-compatible server and its model"
@@ -94,6 +96,8 @@ class LlmClient:
             http_client=openai.DefaultHttpxClient(follow_redirects=False, limits=httpx2.Limits(max_connections=concurrency)),
         )
         self.counts: Counter[str] = Counter()
+        self.stopping = threading.Event()
+        """Ends waits and further tries of the requests in flight."""
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
@@ -139,10 +143,10 @@ class LlmClient:
         with self._slots:
             deadline = time.monotonic() + s.total_timeout_s  # excludes the wait for a slot
             for attempt in range(s.tries):
-                if not self._wait_for_rate(deadline) or (left := deadline - time.monotonic()) <= 0:
+                if not self._wait_for_rate(deadline) or (left := deadline - time.monotonic()) <= 0 or self.stopping.is_set():
                     break
                 wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
-                request = {**body, "temperature": round(min(2.0, temperature + TEMPERATURE_STEP * attempt), 3)}
+                request = {**body, "temperature": round(min(2.0, temperature + self.temperature_step * attempt), 3)}
                 try:
                     text = self._reply(path, request, extract, min(s.timeout_s, left), wait)
                     value = read(text)
@@ -155,11 +159,12 @@ class LlmClient:
                     return value
                 self._count(failure.code)
                 if attempt + 1 < s.tries:
-                    time.sleep(max(0.0, min(wait, deadline - time.monotonic())))
+                    self.stopping.wait(max(0.0, min(wait, deadline - time.monotonic())))
         raise failure
 
     def close(self) -> None:
         """Close connections and the cache."""
+        self.stopping.set()
         self.client.close()
         self._store.close()
 

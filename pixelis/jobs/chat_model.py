@@ -1,0 +1,229 @@
+"""Asks a model behind an OpenAI-compatible address the questions of an evaluation; its replies become episodes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import itertools
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from pixelis.config import Config
+from pixelis.datasets.media import open_media
+from pixelis.datasets.synthesis.chat import data_url
+from pixelis.dialogue.dialects import DIALECTS
+from pixelis.errors import BadInput, DataFailure, InfraFailure
+from pixelis.operations.encoded import read_encoded
+from pixelis.operations.image import load_image
+from pixelis.operations.media import segment_centers
+from pixelis.operations.pictures import frame_label
+from pixelis.operations.pixel_budget import shrink
+from pixelis.operations.scale import Scale
+from pixelis.operations.video import Clip
+from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn
+from pixelis.rewards.llm_client import LlmClient
+from pixelis.serve.files import media_type
+
+DIALECT = DIALECTS["plain"]
+SENT = ("image/png", "image/jpeg", "image/webp")
+"""Types of picture files that are sent as they are; others are sent as PNG."""
+FRAME_QUALITY = 95
+UNREACHABLE = ("api_timeout", "api_busy", "api_error")
+"""Failures of the service, not of a question."""
+MAX_FAILURES_IN_A_ROW = 10
+
+
+class ChatModel:
+    """The model of ``evaluate.api``; thread-safe. Raises BadConfig when url, model or key are missing.
+
+    Replies are kept in ``folder``, so that a repeated evaluation asks only what is missing. ``max_pixels`` shrinks pictures;
+    without it they are sent in full.
+    """
+
+    def __init__(self, config: Config, folder: Path, max_pixels: int | None = None):
+        self.config, self.api, self.max_pixels = config, config.evaluate.api, max_pixels
+        # Replies of another service to the same requests are another model's.
+        store = folder / f"replies-{hashlib.sha256((self.api.url or '').encode()).hexdigest()[:8]}.sqlite"
+        if not config.run.resume:
+            for path in folder.glob(f"{store.name}*"):
+                path.unlink()
+        self.client = LlmClient(
+            self.api, "evaluate.api", store, code="api", concurrency=self.api.concurrency, temperature_step=0.0
+        )
+        self._failures = 0
+        self._lock = threading.Lock()
+
+    def groups(
+        self, questions: Sequence[Question], samples: int, seeds: Sequence[int], on_done: Callable[[int], None]
+    ) -> list[Group]:
+        """``samples`` episodes of each question for each seed (without seeds: in total).
+
+        ``on_done`` receives the number of finished episodes. InfraFailure when several questions in a row get no answer from the
+        service; what was answered is kept. BadConfig for a wrong key, model or address, BadInput for a picture or clip that
+        cannot be opened.
+        """
+        draws = list(itertools.product(seeds or (None,), range(samples)))
+        with ThreadPoolExecutor(self.api.concurrency) as pool:
+            futures = [[pool.submit(self.episode, question, *draw) for draw in draws] for question in questions]
+            try:
+                for count, future in enumerate(as_completed(itertools.chain(*futures)), 1):
+                    future.result()
+                    on_done(count)
+            except BaseException:
+                self.client.stopping.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        answers = [[future.result() for future in row] for row in futures]
+        return [Group(id=q.id, question=q, trajectories=ts) for q, ts in zip(questions, answers, strict=True)]
+
+    def episode(self, question: Question, seed: int | None, sample: int) -> Trajectory:
+        """One answer. A refused request gives an unscored episode; for errors see ``groups``."""
+        started = time.perf_counter()
+        trajectory = Trajectory(
+            id=f"{question.id}-{sample}" if seed is None else f"{question.id}-s{seed}-{sample}",
+            question_id=question.id,
+            group_id=question.id,
+            dialect=DIALECT.name,
+        )
+        messages, trajectory.images, trajectory.turns = self.messages(question)
+        sampling = self.config.evaluate.sampling
+        body: dict[str, Any] = {"model": self.api.model, "messages": messages, **self.api.parameters}
+        body |= {"max_tokens": self.api.max_tokens} if self.api.max_tokens else {}
+        body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+        body |= {"seed": _seed(seed, sample)} if seed is not None else {}
+        try:
+            reply = self.client.post("chat/completions", body, _reply, json.loads, sample, sampling.temperature)
+        except DataFailure as failure:
+            self._failed(failure)
+            trajectory.stop_reason, trajectory.unscored = StopReason.ERROR, failure.code
+            return trajectory
+        with self._lock:
+            self._failures = 0
+        text = f"<think>{reply['reasoning']}</think>\n{reply['text']}" if reply["reasoning"] else reply["text"]
+        trajectory.turns.append(Turn(role="assistant", text=text))
+        trajectory.answer = DIALECT.parse(reply["text"], {}, Scale("unit")).answer
+        trajectory.stop_reason = StopReason.NO_ACTION if trajectory.answer is None else StopReason.ANSWER
+        if reply["finish"] == "length":
+            trajectory.answer, trajectory.stop_reason = None, StopReason.LENGTH
+        trajectory.seconds = time.perf_counter() - started
+        return trajectory
+
+    def _failed(self, failure: DataFailure) -> None:
+        if failure.code not in UNREACHABLE:
+            return
+        with self._lock:
+            self._failures += 1
+            if self._failures < MAX_FAILURES_IN_A_ROW:
+                return
+        message = f"{self._failures} questions in a row got no answer; the last: {failure.message}"
+        raise InfraFailure(message, code=failure.code, fix="repeat the command when the service is back: it asks what is missing")
+
+    def messages(self, question: Question) -> tuple[list[dict[str, Any]], list[ImageView], list[Turn]]:
+        """The messages of a request, the pictures in them, and the same as turns."""
+        shown = {media.id: self._parts(media) for media in question.media}
+        views = [view for parts in shown.values() for view, _ in parts]
+        contents = {view.id: parts for of_media in shown.values() for view, parts in of_media}
+        instruct = self.config.dialogue.system != "none"
+        messages, turns, left = list[dict[str, Any]](), list[Turn](), set(shown)
+
+        def ask(text: str, media: set[str]) -> None:
+            own = [view for view in views if (view.parent or view.id) in media]
+            pieces = DIALECT.question(text, own, False, instruct)
+            parts = list[dict[str, Any]]()
+            for piece in pieces:
+                parts += [{"type": "text", "text": str(piece)}] if isinstance(piece, str) else contents[piece.id]
+            messages.append({"role": "user", "content": parts})
+            plain = "".join(str(piece) for piece in pieces if isinstance(piece, str))
+            turns.append(Turn(role="user", text=plain, images=[view.id for view in own]))
+
+        for exchange in question.history:
+            ask(exchange.question, set(exchange.media))
+            left -= set(exchange.media)
+            messages.append({"role": "assistant", "content": exchange.answer})
+            turns[-1].text += f"\n{exchange.answer}"
+        ask(question.question, left)
+        return messages, views, turns
+
+    def _parts(self, media: Media) -> list[tuple[ImageView, list[dict[str, Any]]]]:
+        """The picture, or ``dialogue.frames`` evenly spread frames of the clip, each with its parts of the message."""
+        toolbox = self.config.toolbox
+        if media.kind == "video":
+            clip = open_media(media, toolbox)
+            assert isinstance(clip, Clip)
+            numbers, parts = segment_centers(len(clip.times), self.config.dialogue.frames), []
+            for i, (number, frame) in enumerate(zip(numbers, clip.frames(numbers), strict=True)):
+                view, seconds = self._shrunk(frame), float(clip.times[number])
+                label = {"type": "text", "text": f"{frame_label(number, seconds)}:"}
+                source = {"parent": media.id, "frame": number, "time": seconds}
+                parts.append((_view(f"{media.id}.{i}", frame, view, **source), [label, _part(_jpeg(view))]))
+            return parts
+        if media.uri.lower().startswith("cards:"):
+            picture = open_media(media, toolbox)
+            assert isinstance(picture, np.ndarray)
+        else:
+            content = read_encoded(media.uri, toolbox.max_image_bytes, "image")
+            picture = load_image(content, toolbox.max_image_bytes, toolbox.max_image_pixels)
+            if self._shrunk(picture) is picture and (kind := _type(content)) in SENT:
+                url = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+                return [(_view(media.id, picture, picture), [_part(url)])]
+        view = self._shrunk(picture)
+        return [(_view(media.id, picture, view), [_part(data_url(view))])]
+
+    def _shrunk(self, picture: np.ndarray) -> np.ndarray:
+        height, width = picture.shape[:2]
+        if self.max_pixels is None or height * width <= self.max_pixels:
+            return picture
+        return shrink(picture, math.floor(max(height, width) * math.sqrt(self.max_pixels / (height * width))))
+
+    def close(self) -> None:
+        """Close connections and the file of replies."""
+        self.client.close()
+
+
+def _reply(body: bytes) -> str:
+    """Text, reasoning and finish reason of a chat completion, as JSON; ValueError and KeyError for anything else."""
+    choice = json.loads(body)["choices"][0]
+    message = choice["message"]
+    text = message["content"] or ""
+    if not isinstance(text, str):
+        raise ValueError("the reply has no text")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    finish = choice.get("finish_reason")
+    return json.dumps({"text": text, "reasoning": reasoning if isinstance(reasoning, str) else "", "finish": finish})
+
+
+def _seed(seed: int, sample: int) -> int:
+    """The seed of a request: another one for each sample, in the range that services accept."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{sample}".encode()).digest()[:4]) >> 1
+
+
+def _type(content: bytes) -> str:
+    try:
+        return media_type(content)
+    except BadInput:
+        return ""
+
+
+def _view(name: str, source: np.ndarray, view: np.ndarray, **origin: Any) -> ImageView:
+    sizes = {"source_size": (source.shape[1], source.shape[0]), "view_size": (view.shape[1], view.shape[0])}
+    return ImageView.model_validate({"id": name, **sizes, **origin})
+
+
+def _part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _jpeg(frame: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "JPEG", quality=FRAME_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
