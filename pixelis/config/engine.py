@@ -73,6 +73,14 @@ class EngineConfig(Section):
     adapters: Literal["swap", "merge"] = Field(
         "swap", description="vllm: swap: apply the LoRA adapter separately; merge: merge it into the weights at each load"
     )
+    quantization: Literal["none", "fp8", "int8", "awq"] = Field(
+        "none",
+        description="vllm: fp8: quantise the weights while they load, for GPUs; int8, awq: generate with the quantised copy "
+        "engine.model; the importance weights of rft.loss correct for the difference",
+    )
+    model: str | None = Field(
+        None, description="vllm: folder of a quantised copy of policy.model, which learners still train with its own weights"
+    )
     max_loras: int = Field(
         2, ge=1, description="vllm: maximum number of loaded LoRA adapters (the new one is loaded while the old one is in use)"
     )

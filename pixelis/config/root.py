@@ -40,6 +40,7 @@ PATHS = (
     ("policy", "model"),
     ("policy", "adapter"),
     ("policy", "lora", "ranks"),
+    ("engine", "model"),
     ("data", "train"),
     ("data", "evaluate"),
     ("data", "demonstrations"),
@@ -151,7 +152,7 @@ class Config(Section):
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
-        problems += self._colocation() + self._transfer()
+        problems += self._colocation() + self._transfer() + self._quantization()
         if not self.toolbox.has_tools and self.evaluate.operations:
             problems.append("toolbox.operations is empty but evaluate.operations is true")
         if problems:
@@ -190,6 +191,28 @@ class Config(Section):
             problems.append("policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: use object")
         elif transfer == "nccl" and not (self.learner.gpus and self.engine.gpus):
             problems.append("policy_store.transfer=nccl needs learner.gpus and engine.gpus: use gloo between hosts")
+        return problems
+
+    def _quantization(self) -> list[str]:
+        """What contradicts engine.quantization."""
+        e, problems = self.engine, []
+        copied = e.quantization in ("int8", "awq")
+        if copied and not e.model:
+            problems.append(
+                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy of policy.model: "
+                "`pixelis export --quantize int8 MODEL FOLDER` writes one, AutoAWQ and llm-compressor write others"
+            )
+        if e.model and not copied:
+            problems.append(f"engine.model is the quantised copy for engine.quantization=int8 or awq, not {e.quantization}")
+        if e.quantization == "none":
+            return problems
+        if e.name != "vllm":
+            problems.append(f"engine.quantization={e.quantization} needs engine.name=vllm")
+        if self.policy.full or e.adapters == "merge" or "lm_head" in self.policy.lora.targets:
+            problems.append(
+                f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by policy.full, "
+                "engine.adapters=merge or an adapted lm_head would have to be quantised at each update"
+            )
         return problems
 
     @property

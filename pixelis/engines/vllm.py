@@ -27,7 +27,7 @@ from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
-from pixelis.engines.vllm_files import OWNER, Scratch, link_model
+from pixelis.engines.vllm_files import OWNER, Scratch, link_model, quantized_copy
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError, install_extra
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
@@ -48,8 +48,7 @@ _CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
 }
-_CPU_BLOCK = 32
-_CPU_CACHE_BYTES = 2**30
+_CPU_BLOCK, _CPU_CACHE_BYTES = 32, 2**30
 log = logging.getLogger(__name__)
 
 
@@ -184,10 +183,11 @@ class VllmEngine(Sessions[VllmSession]):
             from pixelis.engines import vllm_worker
 
             self.dtype = pick_dtype(policy.dtype, torch.device("cuda" if on_gpu else "cpu"))
-            tile = self.spec.multiple**2
+            tile, source = self.spec.multiple**2, quantized_copy(folder, engine, self.spec, on_gpu)
             arguments: dict[str, Any] = {
-                "model": str(link_model(folder, self._scratch.path / "model", self.spec, tile, max(tile, self.max_pixels))),
+                "model": str(link_model(source, self._scratch.path / "model", self.spec, tile, max(tile, self.max_pixels))),
                 "dtype": str(self.dtype).removeprefix("torch."),
+                "quantization": "fp8" if engine.quantization == "fp8" else None,  # a copy's config.json names its own
                 "seed": self.seed % 2**31,
                 "max_model_len": self.max_context,
                 "max_num_seqs": engine.max_num_seqs,

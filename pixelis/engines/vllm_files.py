@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pixelis.dialogue.spec import ModelSpec, model_config
 from pixelis.errors import BadConfig
 
 if TYPE_CHECKING:
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.config import EngineConfig
 
 PREFIX = "pixelis-vllm-"
 OWNER = "PIXELIS_VLLM_OWNER"
@@ -73,6 +74,39 @@ def require_served(spec: ModelSpec) -> None:
     if spec.reads_images and spec.family not in _PROCESSORS:
         message = f"the engine vllm does not serve models of type {spec.family}: nothing proves that it samples from the same"
         raise BadConfig(f"{message} distribution as the learner computes", fix="set engine.name=hf, or use a dense model")
+
+
+QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
+"""engine.quantization -> ``quant_method`` of the copy's config.json."""
+
+
+def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu: bool) -> Path:
+    """The folder from which vLLM loads weights: engine.model if it is a quantised copy of ``folder``, else ``folder``.
+
+    Raises BadConfig for a copy of another model or quantisation, and for fp8 without a GPU.
+    """
+    if settings.quantization == "fp8" and not on_gpu:
+        raise BadConfig("engine.quantization=fp8 needs a GPU", fix="unset it, or use awq")
+    if settings.model is None:
+        return folder
+    copy = Path(settings.model)
+    own, original = model_config(copy), model_config(folder)
+    method, expected = (own.get("quantization_config") or {}).get("quant_method"), QUANT_METHODS[settings.quantization]
+    if method != expected:
+        message = (
+            f"engine.model {copy} has the quantisation {method}, but engine.quantization={settings.quantization}: {expected}"
+        )
+        raise BadConfig(message, fix="name a copy of that quantisation")
+    texts = [raw.get("text_config") or raw for raw in (own, original)]
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    if different := [key for key in keys if texts[0].get(key) != texts[1].get(key)]:
+        message = f"engine.model {copy} is no copy of {folder}: {', '.join(different)} differ"
+        raise BadConfig(message, fix="quantise policy.model itself")
+    if ModelSpec.load(copy) != spec:
+        raise BadConfig(
+            f"engine.model {copy} reads text or pictures differently from {folder}", fix="quantise policy.model itself"
+        )
+    return copy
 
 
 def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:

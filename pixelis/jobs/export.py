@@ -1,10 +1,14 @@
 """Export a policy for other programs: a PEFT adapter, or with --merge a Hugging Face model folder.
 
 usage: pixelis export CHECKPOINT OUT [--merge] [--model FOLDER] [--dtype bfloat16|float16|float32] [--dry-run]
+       pixelis export --quantize int8 MODEL OUT [--dry-run]
 
 CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with PEFT, and vLLM with
 --enable-lora, load the adapter beside the base model; they load the merged folder like any other model. Policies of
 policy.full=true can only be merged.
+
+With --quantize int8 the first argument is a model folder, and OUT becomes its copy for engine.quantization=int8 engine.model=OUT,
+or for vLLM alone: linear layers of the language model in 8 bits, the rest as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -56,29 +61,17 @@ def export(
     folder = find_checkpoint(source)
     files, header = load_header(folder)
     base = base_model(folder, model, header["base_sha256"])
-    if out.exists():
-        raise BadInput(f"{out} exists", fix="name a new folder, or remove this one")
     if header["kind"] == "full" and not merge:
         raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
     weights = sorted(base.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in weights) if merge else sum(file.stat().st_size for file in files)
     if merge and dtype == "float32":
         size *= 2
-    parent = next(p for p in out.absolute().parents if p.is_dir())
-    free = shutil.disk_usage(parent).free
-    if free < size:
-        message = f"{out} needs {size / 1e9:.1f} GB, {parent} has {free / 1e9:.1f} GB"
-        raise InfraFailure(message, code="disk_full", fix="choose another disk")
-    kind = "merged model" if merge else "PEFT adapter"
-    text = f"{kind} of {folder} on {base}, {size / 1e9:.3f} GB"
-    if dry_run:
-        return f"{text}: would be written to {out}"
-    from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
-    from pixelis.policy import export as formats
 
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
+    def write(aside: Path) -> None:
+        from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
+        from pixelis.policy import export as formats
+
         if merge:
             import torch
 
@@ -87,6 +80,39 @@ def export(
         else:
             text_only = model_config(base)["model_type"] in TEXT_FAMILIES
             formats.write_peft(read_adapter(files, header), aside, str(base), text_only=text_only)
+
+    kind = "merged model" if merge else "PEFT adapter"
+    return _write(f"{kind} of {folder} on {base}, {size / 1e9:.3f} GB", out, size, write, dry_run)
+
+
+def quantize(model: str, out: Path, *, dry_run: bool = False) -> str:
+    """Write an int8 copy of a model folder and return a description. Raises as `export` does."""
+    base = resolve(model)
+    size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+
+    def write(aside: Path) -> None:
+        from pixelis.policy.quantized import write_int8
+
+        write_int8(base, aside)
+
+    return _write(f"int8 copy of {base}, less than {size / 1e9:.3f} GB", out, size, write, dry_run)
+
+
+def _write(text: str, out: Path, size: int, write: Callable[[Path], object], dry_run: bool) -> str:
+    """Write a new folder beside `out` and rename it, with at most ``size`` bytes."""
+    if out.exists():
+        raise BadInput(f"{out} exists", fix="name a new folder, or remove this one")
+    parent = next(p for p in out.absolute().parents if p.is_dir())
+    free = shutil.disk_usage(parent).free
+    if free < size:
+        message = f"{out} needs {size / 1e9:.1f} GB, {parent} has {free / 1e9:.1f} GB"
+        raise InfraFailure(message, code="disk_full", fix="choose another disk")
+    if dry_run:
+        return f"{text}: would be written to {out}"
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        write(aside)
         for file in aside.iterdir():  # a crash after the rename must not leave empty files under the final name
             with file.open("rb") as content:
                 os.fsync(content.fileno())
@@ -109,10 +135,16 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="write a whole model instead of an adapter")
     parser.add_argument("--model", help="base model; default: policy.model of the run")
     parser.add_argument("--dtype", choices=DTYPES, help="type of a merged model's weights; default: as in the base model")
+    parser.add_argument("--quantize", choices=["int8"], help="write a quantised copy of the model folder CHECKPOINT")
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     a = parser.parse_args()
+    if a.quantize and (a.merge or a.model or a.dtype):
+        parser.error("--quantize takes a model folder and no other option: quantise the result of --merge")
     try:
-        print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
+        if a.quantize:
+            print(quantize(str(a.checkpoint), a.out, dry_run=a.dry_run))
+        else:
+            print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
     except PixelisError as error:
         print(f"pixelis export: {error}", file=sys.stderr)
         raise SystemExit(1) from None

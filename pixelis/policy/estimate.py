@@ -22,6 +22,7 @@ from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.architecture import Architecture, language_layer_bytes, learner_dtype, vision_block_bytes, vision_width
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.log_probs import CHUNK_VALUES
+from pixelis.policy.quantized import QUANTIZED_LAYERS
 from pixelis.policy.ranks import largest_rank, merges, served_rank
 
 if TYPE_CHECKING:
@@ -123,13 +124,19 @@ def _is_offloaded(zero: dict[str, Any], key: str) -> bool:
     return (zero.get(key) or {}).get("device", "none") != "none"
 
 
+QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.52}
+"""Bytes of a quantised parameter with its share of the scales, for AWQ of groups of 128."""
+
+
 def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> dict[str, int]:
     """Bytes on each GPU of a generator without KV cache, by part.
 
     vLLM shards the weights over `tensor_parallel` GPUs and reserves `max_loras` adapter slots of its rank in the weights' type.
     Merged adapters need no slot. The embedded engine merges and keeps the original weights of changed layers.
     """
-    out = {"weights": arch.parameters * arch.width // engine.tensor_parallel}
+    linear = sum(o * i for o, i in arch.shapes(list(QUANTIZED_LAYERS)).values()) if engine.quantization in QUANTIZED_BYTES else 0
+    weights = (arch.parameters - linear) * arch.width + int(linear * QUANTIZED_BYTES.get(engine.quantization, 0))
+    out = {"weights": weights // engine.tensor_parallel}
     shapes = {} if policy.full else arch.shapes(policy.lora.targets)
     if engine.name == "hf":
         changed = (
@@ -212,6 +219,9 @@ def _batch(c: config.Config, job: str) -> list[Finding]:
     share = rollouts // shares
     message = f"{prompts} questions x {c.rft.group_size} = {rollouts} rollouts over {learners}: {share} each"
     out = [Finding("ok", "batch", message + (f", in {minibatches} optimizer steps" if minibatches > 1 else ""))]
+    if c.engine.quantization != "none" and c.rft.loss.importance == "none" and c.rft.loss.proximal == "learner":
+        message = f"rollouts come from {c.engine.quantization} weights, but rft.loss.importance=none does not correct for that"
+        out.append(Finding("error", "batch", f"{message}: set it to truncate"))
     if minibatches > share:
         out.append(Finding("error", "batch", f"rft.minibatches {minibatches} is above the {share} rollouts of a learner"))
     if prompts < c.engine.workers:

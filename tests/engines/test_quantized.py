@@ -1,0 +1,99 @@
+"""Quantised weights in vLLM's CPU build: adapters apply to them, and importance weights correct for the difference."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from running import RunningEngine, start
+from safetensors.torch import save_file
+from test_parity import GREEDY, learner_log_probs, run_all, sample_episodes
+from tiny_policy import Maker, folder, policy, random_adapter, stock
+
+from pixelis.engines import Engine
+from pixelis.jobs.export import quantize
+from pixelis.policy.export import checkpoint_files, checkpoint_tensors, parameter_name
+from pixelis.policy.lora import merge_into
+from pixelis.policy.quantized import is_quantized_layer
+
+FAMILY = "qwen2_5_vl"
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Order of the eight 4-bit numbers in an int32 of AutoAWQ's format."""
+GROUP = 32
+BOUNDS = {"int8": 0.1, "awq": 0.6}
+"""Largest difference of a token's log-probability."""
+
+
+def write_awq(base: Path, out: Path) -> None:
+    """A copy of a model in AutoAWQ's format, rounded to the nearest step of each group."""
+    out.mkdir()
+    for path in base.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, out / path.name)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in checkpoint_tensors(base):
+        if not is_quantized_layer(parameter_name(name)):
+            tensors[name] = tensor
+            continue
+        stem, weight = name.removesuffix(".weight"), tensor.float().T.reshape(-1, GROUP, tensor.shape[0])
+        low, high = weight.amin(1).clamp(max=0), weight.amax(1).clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=1e-6)
+        zero = (-low / scale).round().clamp(0, 15)
+        steps = (weight / scale[:, None] + zero[:, None]).round().clamp(0, 15).reshape(tensor.shape[1], -1)
+        tensors |= {f"{stem}.qweight": pack(steps), f"{stem}.qzeros": pack(zero), f"{stem}.scales": scale.to(torch.bfloat16)}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / checkpoint_files(base)[0].name)
+    settings = json.loads((out / "config.json").read_text())
+    own = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+    settings["quantization_config"] = own | {"modules_to_not_convert": ["visual", "lm_head"]}
+    (out / "config.json").write_text(json.dumps(settings))
+
+
+def pack(values: torch.Tensor) -> torch.Tensor:
+    """Eight 4-bit numbers of a row in an int32."""
+    parts = values.to(torch.int64).reshape(len(values), -1, 8)[:, :, list(AWQ_ORDER)]
+    packed = (parts << (4 * torch.arange(8))).sum(2)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+@pytest.fixture(scope="module", params=["int8", pytest.param("awq", marks=pytest.mark.long)])
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def running(method: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """vLLM with a quantised copy of the tiny model."""
+    copy = tmp_path_factory.mktemp("quantised") / method
+    if method == "awq":
+        write_awq(folder(FAMILY), copy)
+    else:
+        quantize(str(folder(FAMILY)), copy)
+    settings = policy(FAMILY, dtype="bfloat16" if method == "awq" else "float32")  # vLLM's kernels for AWQ lack float32
+    yield from start("vllm", folder(FAMILY), settings, FAMILY, quantization=method, model=str(copy))
+
+
+@pytest.mark.slow
+def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show_the_rest(running: RunningEngine, method: str):
+    """Before and after an adapter is loaded, which is applied in full precision."""
+
+    async def body(engine: Engine) -> None:
+        model, bound = stock(FAMILY), BOUNDS[method]
+        for version, adapter in enumerate((None, random_adapter(FAMILY))):
+            if adapter is not None:
+                await engine.load(version, adapter)
+                merge_into(model, {}, adapter)  # type: ignore[arg-type]
+            episodes = sample_episodes(Maker(FAMILY, seed=version))
+            sampling = [dataclasses.replace(GREEDY, temperature=1.0, seed=i) for i in range(len(episodes))]
+            samples = await run_all(engine, episodes, sampling)
+            values = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
+            difference = learner_log_probs(model, samples, 1.0) - values
+            assert 1e-4 < np.abs(difference).max() < bound
+            assert abs(np.exp(difference).mean() - 1) < bound / 5
+
+    running.run(body, 300)
