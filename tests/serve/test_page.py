@@ -412,7 +412,7 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
     ask(page, f"say {'wide' * 60}", width=400, height=40)
     page.wait_for_selector(".verdict")
     assert fits(page)
-    page.click("nav a >> nth=1")
+    page.click("nav a[href='#/evolution']")
     page.wait_for_selector("#evolution-versions tr")
     assert fits(page)
 
@@ -428,10 +428,10 @@ def test_the_keyboard_reaches_everything(opened: Opened) -> None:
         for name in ("Ask", "Evolution", "choose", "Which digit is in the red frame?", "question", "Settings", "send")
         if name not in focused
     ] == []
-    page.focus("nav a >> nth=1")
+    page.focus("nav a[href='#/evolution']")
     page.keyboard.press("Enter")
     page.wait_for_selector("#evolution:not([hidden])")
-    assert page.get_attribute("nav a >> nth=1", "aria-current") == "page"
+    assert page.get_attribute("nav a[href='#/evolution']", "aria-current") == "page"
 
 
 # -- evolution ----------------------------------------------------------------------------------------------------------
@@ -519,13 +519,13 @@ def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
     page = opened("evolution")
     page.wait_for_selector("#evolution-versions tr")
     requested: list[str] = []
-    page.click("nav a >> nth=0")
+    page.click("nav a[href='#/ask']")
     page.on("request", lambda request: requested.append(request.url))
     page.clock.fast_forward(60_000)
     page.wait_for_timeout(200)
     assert requested == []
     with page.expect_request("**/v1/evolution"):
-        page.click("nav a >> nth=1")
+        page.click("nav a[href='#/evolution']")
 
 
 def test_all_parts_of_the_evolution_view_are_drawn(opened: Opened) -> None:
@@ -567,7 +567,7 @@ def test_all_parts_of_the_evolution_view_are_drawn(opened: Opened) -> None:
     page.route("**/v1/evolution", lambda route: route.fulfill(json=reply))
     page.route("**/v1/evolution/promote", lambda route: route.fulfill(json=refused))
     page.route("**/v1/review?*", lambda route: route.fulfill(status=404, json={}))
-    page.click("nav a >> nth=1")
+    page.click("nav a[href='#/evolution']")
     expect(page.locator(".chart .good")).to_have_count(1)
     expect(page.locator(".chart path.bad")).to_have_count(2)
     assert "the last, version 3: 60 %, reference 80 %" in str(page.get_attribute(".chart", "aria-label"))

@@ -4,7 +4,7 @@ import { aborted, explain, Failure, stream } from "./api.js";
 import { $, h } from "./dom.js";
 import { Stage } from "./marks.js";
 import { Conversation } from "./conversation.js";
-import { BadPicture, openMedia } from "./picture.js";
+import { BadPicture, onFile, openMedia } from "./picture.js";
 import { Player } from "./player.js";
 import { ABILITIES, Samples } from "./samples.js";
 import { verdictCard } from "./verdict.js";
@@ -60,19 +60,7 @@ export function setUp(settings, requestKey) {
       event.target.value = ""; // so that choosing the same file again is a change
     });
   }
-  const onDrag = (event) => {
-    if (![...(event.dataTransfer?.types ?? [])].includes("Files") || $("ask").hidden) return;
-    event.preventDefault();
-    $("drop").classList.toggle("over", event.type === "dragover");
-    if (event.type === "drop") usePicture(event.dataTransfer.files[0]);
-  };
-  for (const name of ["dragover", "dragleave", "drop"]) window.addEventListener(name, onDrag);
-  window.addEventListener("paste", (event) => {
-    const file = [...(event.clipboardData?.files ?? [])].find((item) => /^(image|video)\//.test(item.type));
-    if (!file || $("ask").hidden) return;
-    event.preventDefault();
-    usePicture(file);
-  });
+  onFile($("ask"), $("drop"), usePicture);
   introduce(settings);
   $("examples").replaceChildren(...settings.examples.map(({ file, question }) => h("button", { type: "button", class: "example", onclick: async () => {
     if (running) return;

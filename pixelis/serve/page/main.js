@@ -4,18 +4,20 @@ import * as ask from "./ask.js";
 import { key, setKey } from "./api.js";
 import { $, h } from "./dom.js";
 import * as evolution from "./evolution.js";
+import * as memory from "./memory.js";
 
-const VIEWS = ["ask", "evolution"];
+const VIEWS = { ask: "Pixelis", memory: "Pixelis · Memory", evolution: "Pixelis · Evolution" };
 
 function route() {
   const name = location.hash.replace(/^#\/?/, "");
-  const view = VIEWS.includes(name) ? name : "ask";
-  for (const name of VIEWS) $(name).hidden = name !== view;
+  const view = Object.hasOwn(VIEWS, name) ? name : "ask";
+  for (const name of Object.keys(VIEWS)) $(name).hidden = name !== view;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = view === "ask" ? "Pixelis" : "Pixelis · Evolution";
+  document.title = VIEWS[view];
+  memory.show(view === "memory");
   evolution.show(view === "evolution");
 }
 
@@ -35,6 +37,7 @@ function setUpKey(required) {
     $("key-note").textContent = "";
     showKeyPanel(false);
     evolution.refresh();
+    memory.refresh();
   });
   $("key-forget").addEventListener("click", () => {
     setKey("");
@@ -60,6 +63,7 @@ async function start() {
   $("model").textContent = settings.model ?? "";
   setUpKey(settings.needs_key);
   ask.setUp(settings, requestKey);
+  memory.setUp(settings, requestKey);
   evolution.setUp(settings, requestKey);
   window.addEventListener("hashchange", route);
   route();

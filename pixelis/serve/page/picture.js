@@ -41,6 +41,23 @@ export async function openPicture(file, limits) {
   }
 }
 
+/** Call `use(file)` for a file dropped anywhere or pasted while `view` is shown; `zone` is marked while one is over the page. */
+export function onFile(view, zone, use) {
+  const onDrag = (event) => {
+    if (![...(event.dataTransfer?.types ?? [])].includes("Files") || view.hidden) return;
+    event.preventDefault();
+    zone.classList.toggle("over", event.type === "dragover");
+    if (event.type === "drop") use(event.dataTransfer.files[0]);
+  };
+  for (const name of ["dragover", "dragleave", "drop"]) window.addEventListener(name, onDrag);
+  window.addEventListener("paste", (event) => {
+    const file = [...(event.clipboardData?.files ?? [])].find((item) => /^(image|video)\//.test(item.type));
+    if (!file || view.hidden) return;
+    event.preventDefault();
+    use(file);
+  });
+}
+
 async function shrink(image, scale, maxLength, type) {
   const canvas = document.createElement("canvas");
   for (let i = 0; i < 12; i++, scale *= 0.8) {

@@ -83,6 +83,7 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "max_image_pixels": config.toolbox.max_image_pixels,
         "operations": config.toolbox.operations,
         "evolution": config.evolution.enabled,
+        "memory": config.memory.enabled,
         "about": ABOUT_NANO if config.policy.model == "nano" else ABOUT_OTHERS,
         "examples": [{"file": file, "question": question} for file, _, question in EXAMPLES],
     }
