@@ -47,6 +47,8 @@ __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 
 EVALUATION_SHARE = 0.25
 """Share of the generators, at least one, that an evaluation reserves during training."""
+SEED_STRIDE = 1_000_003
+"""Distance of the seeds of an evaluation's runs, so that their samples never share one."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
@@ -383,11 +385,13 @@ class Coordinator:
         seed: int | None = None,
         samples: int = 1,
         share: float = 1.0,
+        sampling_seed: int | None = None,
     ) -> tuple[list[Group], list[ray.ObjectRef]]:
         """``samples`` episodes per question of ``source`` with ``version``; returns scored groups and references to their views.
 
-        Reserves ``share`` of the generators for ``version``. Raises InfraFailure if that fails, and an error for an unusable
-        question, because a held-out set must be complete.
+        ``seed`` shuffles the questions, ``sampling_seed`` replaces ``run.seed`` for the answers. Reserves ``share`` of the
+        generators for ``version``. Raises InfraFailure if that fails, and an error for an unusable question, because a held-out
+        set must be complete.
         """
         questions = await asyncio.to_thread(_evaluation_set, self.config, source, seed, count)
         if not questions:
@@ -395,15 +399,23 @@ class Coordinator:
         self.evaluated[name] = 0
         async with self.router.reserve(version, share) as reserved:
             gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
-            shared = (gate, reserved, name, operations, samples)
+            sampling_seed = self.config.run.seed if sampling_seed is None else sampling_seed * SEED_STRIDE & 0x7FFFFFFF
+            shared = (gate, reserved, name, operations, samples, sampling_seed)
             results = await asyncio.gather(*(self._answer(question, *shared) for question in questions))
         return [scored.group for scored in results], [scored.views for scored in results]
 
     async def _answer(
-        self, question: Question, gate: asyncio.Semaphore, reserved: Reservation, name: str, operations: bool, samples: int
+        self,
+        question: Question,
+        gate: asyncio.Semaphore,
+        reserved: Reservation,
+        name: str,
+        operations: bool,
+        samples: int,
+        seed: int,
     ) -> ScoredGroup:
         e, d = self.config.evaluate, self.config.dialogue
-        sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, self.config.run.seed)
+        sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
         async with gate:
             request = RolloutRequest(question, f"{name}-{question.id}", samples, sampling, operations, d.max_turns_test)
             scored = await self.rollouts.episodes(request, reserved=reserved)

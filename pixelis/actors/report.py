@@ -67,6 +67,12 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
 
 
 @ray.remote(num_cpus=0)
+def merge_views(*views: dict[str, Any]) -> dict[str, Any]:
+    """The views by trajectory of several groups of the same question."""
+    return {id: pictures for of_group in views for id, pictures in of_group.items()}
+
+
+@ray.remote(num_cpus=0)
 def save_images(folder: str, groups: list[Group], views: list[ray.ObjectRef]) -> dict[str, list[str]]:
     """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the order of images.
 

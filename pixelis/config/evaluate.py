@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pixelis.config.base import Section
 from pixelis.config.engine import SamplingConfig
@@ -31,6 +31,9 @@ class EvaluateConfig(Section):
     questions: int = Field(500, ge=1, description="number of held-out questions")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0), description="sampling of the answers")
     samples: int = Field(1, ge=1, description="episodes of a question; with more than 1 also avg@k, pass@k and maj@k")
+    seeds: list[int] = Field(
+        [], description="evaluate once with each of these sampling seeds instead of run.seed, with samples episodes of each"
+    )
     sets: dict[str, str] = Field(
         {},
         description="several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and their mean; also the "
@@ -49,4 +52,18 @@ class EvaluateConfig(Section):
         ApiConfig(), description="evaluate the model behind this OpenAI-compatible address instead of a policy"
     )
     operations: bool = Field(True, description="offer the pixel operations; false: direct answers")
+    direct: bool = Field(
+        False, description="answer the same questions also without operations, and compare the two in pairs (`evaluate` only)"
+    )
+    baseline: str | None = Field(
+        None, description="run.dir of another evaluation of the same questions, to compare with in pairs"
+    )
     trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")
+
+    @model_validator(mode="after")
+    def _operations_to_compare(self) -> EvaluateConfig:
+        if self.direct and (not self.operations or self.api.url is not None):
+            raise ValueError("direct compares answers with and without operations: set operations=true, for a policy of ours")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: each may stand once")
+        return self

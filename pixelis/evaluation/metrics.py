@@ -40,7 +40,7 @@ def summarise(
     stops = Counter(episode.stop_reason.value for episode in episodes)
     return {
         "accuracy": sum(values) / len(values) if values else None,
-        **({"ci95": list(_interval(scores, seed))} if interval else {}),
+        **({"ci95": list(interval_of(scores, seed))} if interval else {}),
         "n": len(values),
         "questions": len(scores),
         "unscored": dict(unscored),
@@ -138,7 +138,8 @@ def _scores(
     return scores, unscored
 
 
-def _interval(scores: Mapping[str, Sequence[float]], seed: int) -> tuple[float, float]:
+def interval_of(scores: Mapping[str, Sequence[float]], seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the accuracy of ``scores`` by question, see `summarise`."""
     values = [value for of_question in scores.values() for value in of_question]
     binary = all(value in (0.0, 1.0) for value in values)
     if (binary and len(values) == len(scores)) or len(scores) < 2:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pixelis.config import RewardsConfig
+from pixelis.evaluation.metrics import interval_of
 from pixelis.records import Group, Trajectory
 from pixelis.rewards.equality import Equality, classes
 from pixelis.rewards.extraction import answers_of
@@ -20,17 +21,24 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
 
     avg: mean score (Mini-o3's Avg@32, TTRL's pass@1 of 16). pass: whether a sample scores more than one half; ``pass`` estimates
     it for 1, 2, 4, ... samples. maj: score of the majority's first answer, whose classes follow the reward's equality; 0 without
-    an answer. Empty for questions with one sample.
+    an answer. ``ci95@k`` are their bootstrap intervals over questions. Empty for questions with one sample.
     """
     k = max((len(group.trajectories) for group in groups), default=0)
     scored = [(group, scores) for group in groups if (scores := _scores(group.trajectories))]
     if k < 2 or not scored:
         return {}
+    values: dict[str, list[float]] = {
+        "avg@k": [statistics.fmean(scores.values()) for _, scores in scored],
+        "pass@k": [float(any(score > 0.5 for score in scores.values())) for _, scores in scored],
+        "maj@k": [_majority_score(group, scores, rewards, services) for group, scores in scored],
+    }
     return {
         "k": k,
-        "avg@k": statistics.fmean(statistics.fmean(scores.values()) for _, scores in scored),
-        "pass@k": statistics.fmean(any(score > 0.5 for score in scores.values()) for _, scores in scored),
-        "maj@k": statistics.fmean(_majority_score(group, scores, rewards, services) for group, scores in scored),
+        **{name: statistics.fmean(of_questions) for name, of_questions in values.items()},
+        "ci95@k": {
+            name: list(interval_of({str(i): [value] for i, value in enumerate(of_questions)}))
+            for name, of_questions in values.items()
+        },
         "pass": _pass_curve([(sum(s > 0.5 for s in scores.values()), len(scores)) for _, scores in scored]),
     }
 
@@ -49,37 +57,84 @@ def pass_at(right: int, n: int, k: int) -> float:
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
-def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
-    """Accuracy and number of the episodes with and without operations, and by ``splits``, ``tasks`` and ``categories``.
+def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) -> dict[str, Any]:
+    """Accuracy by seed of groups with ``samples`` episodes of each seed in turn, their ``seed_mean`` and ``seed_std``.
 
-    An episode with operations has executed one (Mini-o3). The category is ``meta.category``. The last three are left out where
-    all questions have the same.
+    The standard deviation tells how much sampling moves the accuracy on these very questions. Empty for fewer than two seeds.
+    """
+    if len(seeds) < 2:
+        return {}
+    by_seed = {}
+    for number, seed in enumerate(seeds):
+        part = slice(number * samples, (number + 1) * samples)
+        by_seed[str(seed)] = _accuracy([(group.question.id, t) for group in groups for t in group.trajectories[part]])
+    known = [scores["accuracy"] for scores in by_seed.values() if scores["accuracy"] is not None]
+    spread = {"seed_mean": statistics.fmean(known), "seed_std": statistics.stdev(known)} if len(known) > 1 else {}
+    return {"seeds": by_seed, **spread}
+
+
+def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
+    """Accuracy, interval and number of the episodes by use of operations, and by ``splits``, ``tasks`` and ``categories``.
+
+    An episode ``with_operations`` has executed one (Mini-o3). Categories are those of ``categories_of``; a question with several
+    counts in each. The last three are left out where all questions have the same.
     """
     episodes = [(group, t) for group in groups for t in group.trajectories]
     result: dict[str, Any] = {
-        "with_operations": _accuracy([t for _, t in episodes if t.operations_ok]),
-        "without_operations": _accuracy([t for _, t in episodes if not t.operations_ok]),
+        "with_operations": _accuracy([(g.question.id, t) for g, t in episodes if t.operations_ok]),
+        "without_operations": _accuracy([(g.question.id, t) for g, t in episodes if not t.operations_ok]),
     }
-    keys: dict[str, Callable[[Group], str]] = {
-        "splits": lambda g: g.question.split,
-        "tasks": lambda g: g.question.task,
-        "categories": category_of,
+    keys: dict[str, Callable[[Group], Sequence[str]]] = {
+        "splits": lambda g: [g.question.split],
+        "tasks": lambda g: [g.question.task],
+        "categories": categories_of,
     }
     for name, key in keys.items():
-        if len(names := sorted({key(group) for group in groups} - {""})) > 1:
-            result[name] = {value: _accuracy([t for g, t in episodes if key(g) == value]) for value in names}
+        if len(names := sorted({value for group in groups for value in key(group)} - {""})) > 1:
+            members = {value: [(g.question.id, t) for g, t in episodes if value in key(g)] for value in names}
+            result[name] = {value: _accuracy(of_value) for value, of_value in members.items()}
     return result
 
 
-def category_of(group: Group) -> str:
-    """``meta.category`` of the question, of benchmarks with categories such as V*; empty without."""
+def categories_of(group: Group) -> list[str]:
+    """``meta.category`` of the question, a text or a list of them, of benchmarks with categories such as V*."""
     category = group.question.meta.get("category")
-    return category if isinstance(category, str) else ""
+    values = category if isinstance(category, list) else [category]
+    return [value for value in values if isinstance(value, str) and value]
 
 
-def _accuracy(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    scores = list(_scores(trajectories).values())
-    return {"accuracy": statistics.fmean(scores) if scores else None, "n": len(scores)}
+def category_of(group: Group) -> str:
+    """The categories of a question as one name; empty without."""
+    return "_".join(categories_of(group))
+
+
+def question_rows(groups: Sequence[Group], answers: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
+    """One row for each question: what its episodes answered and scored; a score is None where the episode is ``unscored``."""
+    for group in groups:
+        question, trajectories = group.question, group.trajectories
+        yield {
+            "id": question.id,
+            "task": question.task,
+            "split": question.split,
+            "categories": categories_of(group),
+            "truths": question.answers,
+            "answers": [answers.get(t.id) for t in trajectories],
+            "scores": [t.rewards.get("accuracy") for t in trajectories],
+            "operations": [t.operations_ok for t in trajectories],
+            "unscored": [t.unscored for t in trajectories],
+        }
+
+
+def _accuracy(episodes: Sequence[tuple[str, Trajectory]]) -> dict[str, Any]:
+    """Accuracy, interval and number of scored episodes, given with the ids of their questions."""
+    scores = defaultdict[str, list[float]](list)
+    for question, t in episodes:
+        if "accuracy" in t.rewards:
+            scores[question].append(t.rewards["accuracy"])
+    values = [value for of_question in scores.values() for value in of_question]
+    if not values:
+        return {"accuracy": None, "ci95": None, "n": 0}
+    return {"accuracy": statistics.fmean(values), "ci95": list(interval_of(scores)), "n": len(values)}
 
 
 def _scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -68,3 +69,37 @@ def paired_bootstrap(
     differences = np.asarray(left, dtype=np.float64) - np.asarray(right, dtype=np.float64)
     low, high = bootstrap_mean(differences, seed, resamples, level)  # type: ignore[arg-type]
     return {"mean": float(differences.mean()), "ci95": [low, high], "n": len(differences)}
+
+
+def paired_p(differences: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> float:
+    """Two-sided p of paired differences under exchanged arms, that is random signs.
+
+    Exact where all differences but 0 have one size, as those of right-or-wrong scores (McNemar's test); else by resampling.
+    """
+    from scipy.stats import binomtest, permutation_test
+
+    data = np.asarray(differences, dtype=np.float64)
+    changed = data[data != 0]
+    if not changed.size:
+        return 1.0
+    if np.ptp(np.abs(changed)) == 0:
+        return float(binomtest(int((changed > 0).sum()), changed.size).pvalue)
+    result = permutation_test(
+        (data,),
+        lambda values, axis: values.mean(axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples - 1,
+        batch=500,
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> dict[str, Any] | None:
+    """`paired_bootstrap` of a - b over the shared questions, with `p` of `paired_p`. None for fewer than two."""
+    shared = sorted(a.keys() & b.keys())
+    if len(shared) < 2:
+        return None
+    differences = [a[key] - b[key] for key in shared]
+    return {**paired_bootstrap(a, b, seed), "p": paired_p(differences, seed)}

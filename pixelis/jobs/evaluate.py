@@ -1,17 +1,20 @@
 """Evaluate a policy on held-out questions with complete episodes.
 
-Prints accuracy with its 95 % interval, the rate of pixel reasoning, the tool error rate and the mean number of turns; writes
-evaluation.json, trajectories-NAME.jsonl and report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k,
-`evaluate.sets` evaluates several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.images` also
-saves the pictures that the policy saw, and `evaluate.outputs` writes the files of other systems. Instead of a policy,
-`evaluate.api` evaluates any model behind an OpenAI-compatible address (url, model, key in an environment variable), and
-`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
+Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the tool error rate;
+writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to run.dir. `evaluate.samples`
+adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over sampling seeds, `evaluate.direct` the gain by operations on the
+same questions, `evaluate.baseline` the difference to another evaluation, both with a paired test. `evaluate.sets` evaluates
+several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.images` also saves the pictures that the
+policy saw, and `evaluate.outputs` writes the files of other systems. Instead of a policy, `evaluate.api` evaluates any model
+behind an OpenAI-compatible address (url, model, key in an environment variable), and `evaluate.answers` scores another model's
+answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +30,18 @@ from pixelis.datasets.files import Row as FileRow
 from pixelis.datasets.files import read_file
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions, require_text
-from pixelis.errors import BadInput, DataFailure
-from pixelis.evaluation import foreign_answers, outputs
+from pixelis.errors import BadInput, DataFailure, MissingFile
+from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.metrics import correctness, summarise
-from pixelis.evaluation.samples import breakdown, sample_metrics
+from pixelis.evaluation.samples import breakdown, question_rows, sample_metrics, seed_metrics
+from pixelis.evaluation.statistics import compare
 from pixelis.jobs.chat_model import ChatModel
 from pixelis.jobs.driver import driver, folder_without_policy, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.records import Group
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
-from pixelis.rewards.services import shared_services
+from pixelis.rewards.services import Services, shared_services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.html.episode import EpisodePage
@@ -47,13 +51,17 @@ from pixelis.telemetry.progress import Progress
 
 @dataclass
 class Arm:
-    """One evaluated policy: its summary, correctness by question and the groups with references to their views."""
+    """One evaluated policy: its summary and the groups with references to their views."""
 
     name: str
     summary: dict[str, Any]
-    correct: dict[str, float]
     groups: list[Group]
     views: list[ray.ObjectRef]
+
+    @property
+    def correct(self) -> dict[str, float]:
+        """Correctness by question."""
+        return correctness(self.groups)
 
 
 def measure(
@@ -65,8 +73,9 @@ def measure(
     operations: bool = True,
     source: str | None = None,
     samples: int = 1,
+    seeds: Sequence[int] = (),
 ) -> Arm:
-    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per question.
+    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per question and seed.
 
     The correctness of a question is the mean over its episodes.
     """
@@ -76,48 +85,86 @@ def measure(
         on_labels = None if config.rewards.labelled else drop_labels
         count = sum(1 for _ in read_questions(source, limit=count, epochs=1, on_labels=on_labels))
 
-    def poll() -> tuple[int, dict[str, Any]]:
-        return ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}
+    def episodes(label: str, seed: int | None) -> tuple[list[Group], list[ray.ObjectRef]]:
+        request = {"samples": samples, "sampling_seed": seed}
+        return watch(
+            config,
+            f"evaluate {label}",
+            count,
+            lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, label, **request)),
+            lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(label, 0), {}),
+            waiting="answering the first questions",
+        )
 
-    groups, views = watch(
-        config,
-        f"evaluate {name}",
-        count,
-        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name, samples=samples)),
-        poll,
-        waiting="answering the first questions",
-    )
-    extra = {**breakdown(groups), **sample_metrics(groups, config.rewards, shared_services(config.rewards))}
-    summary = {"name": name, **summarise(groups), **extra}
-    EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **summary)
-    return Arm(name, summary, correctness(groups), groups, views)
+    runs = [episodes(f"{name}-seed{seed}", seed) for seed in seeds] or [episodes(name, None)]
+    groups, views = runs[0]
+    if len(runs) > 1:
+        groups = [_merged(name, same) for same in zip(*(run_groups for run_groups, _ in runs), strict=True)]
+        views = [report.merge_views.remote(*refs) for refs in zip(*(run_views for _, run_views in runs), strict=True)]
+    arm = Arm(name, summary_of(config, name, groups, shared_services(config.rewards), seeds, samples), groups, views)
+    EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **arm.summary)
+    return arm
 
 
-def save(folder: Path, arm: Arm, images: bool = False) -> None:
-    """Write ``trajectories-NAME.jsonl``, one group per line; with ``images`` also every view, below ``images-NAME``.
+def _merged(name: str, groups: Sequence[Group]) -> Group:
+    """The episodes of all groups of the same question as one group."""
+    id = f"{name}-{groups[0].question.id}"
+    trajectories = [t.model_copy(update={"group_id": id}) for group in groups for t in group.trajectories]
+    return groups[0].model_copy(update={"id": id, "trajectories": trajectories})
 
-    The ``uri`` of an image in a trajectory is then its file, relative to ``folder``.
+
+def summary_of(
+    config: Config, name: str, groups: Sequence[Group], services: Services, seeds: Sequence[int] = (), samples: int = 1
+) -> dict[str, Any]:
+    """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
+    metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
+    return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
+
+
+def save(config: Config, folder: Path, arm: Arm) -> None:
+    """Write ``trajectories-NAME.jsonl``, one group per line, and ``scores-NAME.jsonl``, one question per line.
+
+    With ``evaluate.images`` also every view, below ``images-NAME``: the ``uri`` of an image in a trajectory is then its file,
+    relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
     """
-    if images:
+    if config.evaluate.images and arm.views:
         paths = ray.get(report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
         for trajectory in (trajectory for group in arm.groups for trajectory in group.trajectories):
             for image, path in zip(trajectory.images, paths[trajectory.id], strict=True):
                 image.uri = str(Path(path).relative_to(folder))
     with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
+    trajectories = [trajectory for group in arm.groups for trajectory in group.trajectories]
+    answers = answers_of(trajectories, config.rewards, shared_services(config.rewards))
+    with (folder / f"scores-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in question_rows(arm.groups, answers))
+    model = config.evaluate.api.model or config.policy.adapter or config.policy.model
+    for system in config.evaluate.outputs:
+        for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(text, encoding="utf-8")
 
 
-def write_outputs(config: Config, folder: Path, arm: Arm) -> None:
-    """Write the files of the systems of ``evaluate.outputs``."""
-    if config.evaluate.outputs:
-        trajectories = [trajectory for group in arm.groups for trajectory in group.trajectories]
-        answers = answers_of(trajectories, config.rewards, shared_services(config.rewards))
-        model = config.evaluate.api.model or config.policy.adapter or config.policy.model
-        for system in config.evaluate.outputs:
-            for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
-                path = folder / name
-                path.parent.mkdir(exist_ok=True, parents=True)
-                path.write_text(text, encoding="utf-8")
+def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
+    """The arm minus the scores of the same questions in another run.dir. MissingFile, BadInput."""
+    folder = Path(baseline)
+    path = folder / f"scores-{arm.name}.jsonl"
+    if not path.is_file():
+        others = sorted(folder.glob("scores-*.jsonl"))
+        if len(others) != 1:
+            message = f"evaluate.baseline={baseline} has {len(others) or 'no'} files of scores and no {path.name}"
+            raise MissingFile(message, fix="name the run.dir of an evaluation of the same sets")
+        (path,) = others
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        scores = {row["id"]: [score for score in row["scores"] if score is not None] for row in rows}
+        other = {id: statistics.fmean(values) for id, values in scores.items() if values}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise BadInput(f"{path} is no file of scores: {error!r:.100}", fix="name the run.dir of an evaluation") from None
+    if len(other.keys() & arm.correct.keys()) < 2:
+        raise BadInput(f"{path} shares no questions with {arm.name}", fix="name the run.dir of an evaluation of the same sets")
+    return compare(arm.correct, other)
 
 
 def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,9 +177,15 @@ def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous
     with placement.placed(config, learner=False, initial=config.policy.adapter) as actors:
         for name, source in sets.items():
             arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
-            arm = measure(config, actors, arm_name, 0, operations=e.operations, source=source, samples=e.samples)
-            save(folder, arm, e.images)
-            write_outputs(config, folder, arm)
+            request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
+            arm = measure(config, actors, arm_name, 0, operations=e.operations, **request)
+            save(config, folder, arm)
+            if e.direct:
+                direct = measure(config, actors, f"{arm_name}-direct", 0, operations=False, **request)
+                save(config, folder, direct)
+                arm.summary |= {"direct": direct.summary, "operations_gain": compare(arm.correct, direct.correct)}
+            if e.baseline is not None:
+                arm.summary["baseline"] = compare_with(e.baseline, arm)
             summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
             first = first or arm
         assert first is not None
@@ -157,11 +210,13 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
             arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
             rows = read_questions(source, limit=e.questions, epochs=1)
             questions = [require_text(question, source) for question in rows]
-            with Progress(f"evaluate {arm_name}", len(questions) * e.samples, enabled=config.telemetry.progress) as progress:
-                groups = model.groups(questions, e.samples, [], progress.update)
-            arm = graded(config, grader, arm_name, groups)
-            save(folder, arm)
-            write_outputs(config, folder, arm)
+            total = len(questions) * e.samples * max(1, len(e.seeds))
+            with Progress(f"evaluate {arm_name}", total, enabled=config.telemetry.progress) as progress:
+                groups = model.groups(questions, e.samples, e.seeds, progress.update)
+            arm = graded(config, grader, arm_name, groups, e.seeds, e.samples)
+            save(config, folder, arm)
+            if e.baseline is not None:
+                arm.summary["baseline"] = compare_with(e.baseline, arm)
             summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
             for title, group, _ in report.choose(arm_name, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories):
                 trajectory, pictures = group.trajectories[0], dict[str, Any]()
@@ -175,12 +230,11 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
     return summaries
 
 
-def graded(config: Config, grader: Grader, name: str, groups: list[Group]) -> Arm:
+def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds: Sequence[int] = (), samples: int = 1) -> Arm:
     """The scored episodes of a model that is no policy of ours."""
     with ThreadPoolExecutor(4) as pool:
         scored = list(pool.map(grader.score, groups))
-    extra = {**breakdown(scored), **sample_metrics(scored, grader.settings, grader.services)}
-    return Arm(name, {"name": name, **summarise(scored), **extra}, correctness(scored), scored, [])
+    return Arm(name, summary_of(config, name, scored, grader.services, seeds, samples), scored, [])
 
 
 def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
@@ -219,18 +273,7 @@ def show(summary: dict[str, Any]) -> None:
     if summary["accuracy"] is None:
         causes = ", ".join(f"{cause} x{count}" for cause, count in summary["unscored"].items())
         raise DataFailure(f"{summary['name']}: no episode could be scored ({causes})", fix="give the questions answers")
-    low, high = summary["ci95"]
-    print(f"{summary['name']}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}] on {summary['n']} episodes")
-    if "k" in summary:
-        print("  " + ", ".join(f"{name} {summary[name]:.3f}" for name in ("avg@k", "pass@k", "maj@k")) + f", k = {summary['k']}")
-    for name in ("with_operations", "without_operations"):
-        if (part := summary[name])["n"] and part["n"] < summary["n"]:
-            print(f"  {name.replace('_', ' ')}: {part['accuracy']:.3f} on {part['n']}")
-    for part in ("splits", "tasks", "categories"):
-        for value, scores in summary.get(part, {}).items():
-            if scores["n"]:
-                print(f"  {value}: {scores['accuracy']:.3f} on {scores['n']}")
-    print(f"  rate of pixel reasoning {summary['rapr']:.3f}, tool errors {summary['tool_error_rate']:.3f}")
+    print("\n".join(table.lines(summary)))
 
 
 def main() -> None:

@@ -201,7 +201,7 @@ class Quickstart:
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
             episodes += report.choose(name, self.arms[name].groups, self.arms[name].views, count)
         for arm in self.arms.values():
-            evaluate.save(self.folder, arm)
+            evaluate.save(config, self.folder, arm)
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:

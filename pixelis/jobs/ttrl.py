@@ -55,7 +55,7 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
 def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
     """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(config, actors, name, version, source=config.data.train, samples=config.ttrl.samples)
-    evaluate.save(Path(config.run.dir), arm)
+    evaluate.save(config, Path(config.run.dir), arm)
     return arm
 
 

@@ -300,12 +300,20 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
 ) -> None:
     adapter = sft_folder / "checkpoints" / "step_00000060"
     arguments = ["policy.model=nano", f"policy.adapter={adapter}", f"run.dir={tmp_path}", "run.name=held-out"]
-    assert run_job(evaluate.main, monkeypatch, *arguments, "evaluate.questions=20", "evaluate.trajectories=4") == 0
+    assert (
+        run_job(
+            evaluate.main, monkeypatch, *arguments, "evaluate.questions=20", "evaluate.trajectories=4", "evaluate.direct=true"
+        )
+        == 0
+    )
     out = capfd.readouterr().out
     summary = json.loads((tmp_path / "evaluation.json").read_text())
     assert summary["n"] == 20
     assert summary["ci95"][0] <= summary["accuracy"] <= summary["ci95"][1]
     assert f"accuracy {summary['accuracy']:.3f}" in out
+    assert (summary["direct"]["n"], summary["direct"]["rapr"]) == (20, 0.0)
+    assert summary["operations_gain"]["mean"] == pytest.approx(summary["accuracy"] - summary["direct"]["accuracy"])
+    assert "gain by operations" in out
     groups = [Group.model_validate_json(line) for line in (tmp_path / "trajectories-held-out.jsonl").read_text().splitlines()]
     assert len({g.question.id for g in groups}) == 20
     correct = [t.rewards["accuracy"] for g in groups for t in g.trajectories]
@@ -322,6 +330,7 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
 ) -> None:
     keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=2", "evaluate.trajectories=1"]
     keys += ["evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}", "evaluate.max_pixels=[1024, 4096]"]
+    keys += ["evaluate.seeds=[1, 2]", "evaluate.sampling.temperature=1.0"]
     assert (
         run_job(evaluate.main, monkeypatch, *keys, "evaluate.images=true", "evaluate.outputs=[pixel_reasoner, r1_v, mini_o3]")
         == 0
@@ -330,11 +339,16 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
     names = ["a-1024px", "b-1024px", "a-4096px", "b-4096px"]
     assert [(s["name"], s["set"], s["max_pixels"]) for s in result["sets"]] == [(n, n[0], int(n[2:6])) for n in names]
     assert result["mean_by_max_pixels"].keys() == {"1024", "4096"}
-    assert "1024 pixels: accuracy" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "1024 pixels: accuracy" in out
+    for summary in result["sets"]:
+        assert summary["n"] == 4
+        assert {seed: scores["n"] for seed, scores in summary["seeds"].items()} == {"1": 2, "2": 2}
     for name in names:
         groups = [Group.model_validate_json(line) for line in (tmp_path / f"trajectories-{name}.jsonl").read_text().splitlines()]
         images = [image for group in groups for t in group.trajectories for image in t.images]
-        assert len(images) >= 2
+        assert [len(group.trajectories) for group in groups] == [2, 2]
+        assert len(images) >= 4
         for image in images:
             with Image.open(tmp_path / image.uri) as picture:
                 assert picture.size == image.view_size
@@ -343,7 +357,7 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
         assert next(turn["images"] for turn in turns if turn["images"]) == [Path(images[0].uri).name]
         assert (tmp_path / f"metrics_{name}.json").is_file()
         assert (tmp_path / f"r1_v_{name}.json").is_file()
-        assert len(list((tmp_path / f"mini_o3-{name}").glob("*/traj.jsonl"))) == 2
+        assert len(list((tmp_path / f"mini_o3-{name}").glob("*/traj.jsonl"))) == 4
 
 
 @pytest.fixture

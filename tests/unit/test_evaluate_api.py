@@ -84,7 +84,7 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     assert run(monkeypatch, *arguments) == 0
     out = capsys.readouterr().out
     assert "colours: accuracy 0.667 [" in out
-    assert "signs: 1.000 on 1" in out
+    assert "  signs            1.000 [" in out
     summary = json.loads((folder / "evaluation.json").read_text())
     assert (summary["name"], summary["n"], summary["questions"]) == ("colours", 3, 3)
     assert summary["categories"]["sky"]["accuracy"] == 0.5
@@ -104,9 +104,17 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     assert len(server.requests) == 3
     assert run(monkeypatch, *arguments, "evaluate.samples=2") == 0
     assert len(server.requests) == 6
-    assert "maj@k" in capsys.readouterr().out
+    assert "maj@2" in capsys.readouterr().out
+    scores = [json.loads(line) for line in (folder / "scores-colours.jsonl").read_text().splitlines()]
+    assert [row["scores"] for row in scores] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    other = ["evaluate.seeds=[1, 2]", f"evaluate.baseline={folder}", f"run.dir={tmp_path / 'seeds'}"]
+    assert run(monkeypatch, *arguments, *other) == 0
+    out = capsys.readouterr().out
+    assert "0.667 +- 0.000  (1: 0.667, 2: 0.667)" in out
+    assert "minus baseline" in out
+    assert len({request["seed"] for request in server.requests[6:]}) == 2
     assert run(monkeypatch, *arguments, "run.resume=false") == 0
-    assert len(server.requests) == 9
+    assert len(server.requests) == 15
 
 
 @pytest.mark.slow

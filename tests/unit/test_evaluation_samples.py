@@ -11,10 +11,11 @@ import pytest
 
 from pixelis.config import RewardsConfig, load, parse
 from pixelis.config.evaluate import System
-from pixelis.errors import BadInput
-from pixelis.evaluation import foreign_answers, outputs
+from pixelis.errors import BadInput, MissingFile
+from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.metrics import evaluation_metrics
-from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics
+from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics, seed_metrics
+from pixelis.evaluation.statistics import compare
 from pixelis.jobs import evaluate
 from pixelis.jobs.dry_run import inputs
 from pixelis.records import Group, Observation, Question, StopReason, Trajectory, Turn
@@ -45,6 +46,10 @@ def group(name: str, answers: list[str | None], truth: str | None = "1/2", opera
     return Group(id=name, question=question, trajectories=trajectories)
 
 
+def rates(parts: dict) -> dict:
+    return {name: (part["accuracy"], part["n"]) for name, part in parts.items()}
+
+
 def test_avg_pass_and_maj_at_k(services):
     groups = [
         group("a", ["1/2", "0.5", "3", "3"]),  # the majority is a tie, the first wins
@@ -56,6 +61,10 @@ def test_avg_pass_and_maj_at_k(services):
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     result = sample_metrics(scored, RewardsConfig(), services)
     assert result.pop("pass") == {"1": pytest.approx(1.25 / 4), "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4), "4": 0.75}
+    intervals = result.pop("ci95@k")
+    for name in ("avg@k", "pass@k", "maj@k"):
+        low, high = intervals[name]
+        assert 0 <= low <= result[name] <= high <= 1
     assert result == {"k": 4, "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4), "pass@k": 0.75, "maj@k": 0.25}
     assert sample_metrics([score_group(group("a", ["1/2"]), RewardsConfig(), services=services)], RewardsConfig(), services) == {}
 
@@ -76,10 +85,68 @@ def test_accuracy_with_and_without_operations_and_by_split(services):
         group("c", ["1/2"], split="ood"),
     ]
     result = breakdown([score_group(g, RewardsConfig(), services=services) for g in groups])
-    assert result["with_operations"] == {"accuracy": 0.5, "n": 2}
-    assert result["without_operations"] == {"accuracy": pytest.approx(1 / 3), "n": 3}
-    assert result["splits"] == {"id": {"accuracy": 0.5, "n": 2}, "ood": {"accuracy": pytest.approx(1 / 3), "n": 3}}
+    assert rates(result["splits"]) == {"id": (0.5, 2), "ood": (pytest.approx(1 / 3), 3)}
+    operations = {name: result[name] for name in ("with_operations", "without_operations")}
+    assert rates(operations) == {"with_operations": (0.5, 2), "without_operations": (pytest.approx(1 / 3), 3)}
+    for scores in operations.values():
+        assert scores["ci95"][0] <= scores["accuracy"] <= scores["ci95"][1]
     assert "tasks" not in result
+
+
+def test_seeds_are_compared_on_the_same_questions(services):
+    groups = [group("a", ["1/2", "3", "1/2", "1/2"]), group("b", ["3", "3", "1/2", "3"])]
+    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    result = seed_metrics(scored, [42, 7], 2)
+    assert rates(result["seeds"]) == {"42": (0.25, 4), "7": (0.75, 4)}
+    assert (result["seed_mean"], result["seed_std"]) == (0.5, pytest.approx(0.125**0.5))
+    assert seed_metrics(scored, [42], 4) == {}
+
+
+def test_the_table_shows_intervals_seeds_and_paired_differences(services):
+    groups = [group(f"q{i}", ["1/2", "3"] if i % 2 else ["1/2", "1/2"], operations=i % 3) for i in range(12)]
+    for i, g in enumerate(groups):
+        g.question.meta["category"] = "near" if i < 6 else "far"
+    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    config = parse({})
+    summary = evaluate.summary_of(config, "v", scored, services, [1, 2], 1)
+    arm = evaluate.Arm("v", summary, scored, [])
+    wrong = dict.fromkeys(arm.correct, 0.0)
+    summary |= {"direct": evaluate.summary_of(config, "d", scored, services), "operations_gain": compare(arm.correct, wrong)}
+    summary["baseline"] = compare(arm.correct, arm.correct)
+    shown = list(table.lines(summary))
+    assert shown[0].startswith("v: accuracy 0.750 [0.6")
+    assert shown[0].endswith("on 12 questions, 24 episodes")
+    text = {line[2:].split("  ")[0].strip(): line for line in shown[1:]}
+    assert "1.000 [" in text["pass@2"]
+    assert text["seeds"].endswith("0.750 +- 0.354  (1: 1.000, 2: 0.500)")
+    assert "[" in text["far"]
+    assert "[" in text["used operations"]
+    assert "+0.750 [+0.6" in text["gain by operations"]
+    assert text["minus baseline"].endswith("+0.000 [+0.000, +0.000], p 1 on 12 questions in pairs")
+    assert 0 < summary["operations_gain"]["p"] < 0.01
+
+
+def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(services, tmp_path):
+    groups = [group("a", ["1/2", None]), group("b", ["3", "1/2"]), group("c", ["3", "3"], truth=None)]
+    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    config = parse({})
+    arm = evaluate.Arm("v", evaluate.summary_of(config, "v", scored, services), scored, [])
+    evaluate.save(config, tmp_path, arm)
+    rows = [json.loads(line) for line in (tmp_path / "scores-v.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["answers"], row["scores"]) for row in rows] == [
+        ("a", ["1/2", None], [1.0, 0.0]),
+        ("b", ["3", "1/2"], [0.0, 1.0]),
+        ("c", ["3", "3"], [None, None]),
+    ]
+    assert rows[2]["unscored"] == ["no_answer_key"] * 2 or all(rows[2]["unscored"])
+    better = [score_group(group(name, ["1/2"]), RewardsConfig(), services=services) for name in "ab"]
+    other = evaluate.Arm("new", evaluate.summary_of(config, "new", better, services), better, [])
+    assert evaluate.compare_with(str(tmp_path), other) == {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
+    with pytest.raises(MissingFile):
+        evaluate.compare_with(str(tmp_path / "none"), other)
+    (tmp_path / "scores-new.jsonl").write_text("{}")
+    with pytest.raises(BadInput, match="no file of scores"):
+        evaluate.compare_with(str(tmp_path), other)
 
 
 def test_accuracy_by_category_and_the_files_of_other_systems(services):
@@ -90,7 +157,10 @@ def test_accuracy_by_category_and_the_files_of_other_systems(services):
             t.turns = [Turn(role="user", text="?"), Turn(role="assistant", text=f"<answer>{t.answer}</answer>")]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     result = breakdown(scored)["categories"]
-    assert result == {"direct_attributes": {"accuracy": 0.5, "n": 2}, "relative_position": {"accuracy": 0.5, "n": 4}}
+    assert rates(result) == {"direct_attributes": (0.5, 2), "relative_position": (0.5, 4)}
+    scored[0].question.meta["category"] = ["direct_attributes", "hard"]
+    assert rates(breakdown(scored)["categories"])["hard"] == (0.5, 2), "a question may have several categories"
+    scored[0].question.meta["category"] = "direct_attributes"
     answers = {t.id: t.answer for g in scored for t in g.trajectories}
     written = {}
     for system in get_args(System):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
+from pixelis.evaluation.statistics import bootstrap_mean, compare, paired_bootstrap, paired_p, wilson
 
 
 def test_wilson_agrees_with_the_closed_form():
@@ -75,3 +77,18 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
         low, high = bootstrap_mean(values, seed=seed, resamples=500)
         covered += low <= 0.1 <= high
     assert covered >= 88
+
+
+def test_paired_p_is_mcnemars_exact_test_for_right_or_wrong_scores_and_counts_signs_for_others():
+    assert paired_p([1, 1, 1, 1, 1, -1, 0, 0]) == pytest.approx(2 * 7 / 64)
+    assert paired_p([0, 0, 0]) == 1.0
+    differences = [0.1, 0.2, 0.3, 0.4]
+    signs = itertools.product((1, -1), repeat=4)
+    sums = [abs(sum(s * d for s, d in zip(sign, differences, strict=True))) for sign in signs]
+    assert paired_p(differences) == pytest.approx(sum(total >= 1.0 - 1e-9 for total in sums) / 16)
+
+
+def test_a_comparison_needs_two_shared_questions():
+    assert compare({"a": 1.0, "b": 0.0}, {"b": 0.0, "c": 1.0}) is None
+    pair = compare({"a": 1.0, "b": 1.0, "x": 0.0}, {"a": 0.0, "b": 1.0})
+    assert (pair["mean"], pair["n"], pair["p"]) == (0.5, 2, 1.0)

@@ -1,0 +1,54 @@
+"""The table that an evaluation prints: accuracies with their 95 % intervals, and paired comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+PARTS = ("splits", "tasks", "categories")
+
+
+def lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a summary with an accuracy: one for the whole, the others indented."""
+    low, high = summary["ci95"]
+    head = f"{summary['name']}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
+    yield f"{head} on {summary['questions']} questions, {summary['n']} episodes"
+    rows = list(_rows(summary))
+    width = max((len(name) for name, _ in rows), default=0)
+    yield from (f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "k" in summary:
+        for name in ("avg@k", "pass@k", "maj@k"):
+            yield name.replace("k", str(summary["k"])), _value(summary[name], summary["ci95@k"][name])
+    for part in PARTS:
+        for value, scores in summary.get(part, {}).items():
+            if scores["n"]:
+                yield value, f"{_value(scores['accuracy'], scores['ci95'])}  {scores['n']}"
+    if "seed_mean" in summary:
+        names = ", ".join(f"{seed}: {scores['accuracy']:.3f}" for seed, scores in summary["seeds"].items() if scores["n"])
+        yield "seeds", f"{summary['seed_mean']:.3f} +- {summary['seed_std']:.3f}  ({names})"
+    for key, name in (("with_operations", "used operations"), ("without_operations", "used none")):
+        if (part := summary[key])["n"] and part["n"] < summary["n"]:
+            yield name, f"{_value(part['accuracy'], part['ci95'])}  {part['n']}"
+    if "direct" in summary and summary["direct"]["accuracy"] is not None:
+        direct = summary["direct"]
+        yield "without operations", f"{_value(direct['accuracy'], direct['ci95'])}  {direct['n']}, the same questions"
+        yield from _difference("gain by operations", summary["operations_gain"])
+    if "baseline" in summary:
+        yield from _difference("minus baseline", summary["baseline"])
+    use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
+    yield "pixel reasoning", use
+    if summary["unscored"]:
+        yield "unscored", ", ".join(f"{cause} {count}" for cause, count in summary["unscored"].items())
+
+
+def _difference(name: str, pair: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if pair is not None:
+        low, high = pair["ci95"]
+        yield name, f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}], p {pair['p']:.2g} on {pair['n']} questions in pairs"
+
+
+def _value(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
