@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from pixelis.config.base import accepts_null, leaf_keys, merge, unknown_keys
+from pixelis.config.base import Section, accepts_null, leaf_keys, merge, unknown_keys
 from pixelis.config.presets.algorithms import algorithm_settings
 from pixelis.config.presets.rewards import reward_settings
 from pixelis.config.rewards import RewardsConfig
-from pixelis.config.root import RECIPES, Config, recipe_files, shipped
+from pixelis.config.root import RECIPES, Config, ablation_files, recipe_files, shipped
 from pixelis.errors import BadConfig, MissingFile
 
+S = TypeVar("S", bound=Section)
 SCORING_KEYS = frozenset({"own_timeout_s", "own_workers", "scorer", "dynamics", "math", "judge", "workers", "cpus"})
 """Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other keys."""
 NAMED = {
@@ -75,7 +76,7 @@ def find(path: str | Path) -> Path:
         return path
     if recipe := shipped(str(path), suffix=".yaml"):
         return recipe
-    recipes = [str(file.relative_to(RECIPES)) for file in recipe_files()]
+    recipes = [str(file.relative_to(RECIPES)) for file in [*recipe_files(), *ablation_files()]]
     near = difflib.get_close_matches(str(path).removeprefix("configs/"), recipes, n=1)
     fix = (
         f"did you mean configs/{near[0]}?" if near else "give the path of a YAML file, or a recipe: `pixelis recipes` lists them"
@@ -85,19 +86,35 @@ def find(path: str | Path) -> Path:
 
 def parse(values: dict[str, Any]) -> Config:
     """Validate plain values. Raises BadConfig as ``load`` does."""
-    unknown = unknown_keys(Config, values)
+    return validated(Config, values, fix="`--help --all` lists every key, `--help SECTION` explains them")
+
+
+def validated(kind: type[S], values: dict[str, Any], fix: str) -> S:
+    """Validate the values of a file of ``kind``. Raises BadConfig with the nearest key for unknown ones; ``fix``: where keys are listed."""
+    unknown = unknown_keys(kind, values)
     if unknown:
-        raise BadConfig("unknown configuration key " + "; ".join(unknown), fix="`--help --all` lists every key")
+        raise BadConfig("unknown configuration key " + "; ".join(unknown), fix=fix)
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         lines = []
         for e in error.errors():
             key = ".".join(str(p) for p in e["loc"]) or "config"
             reason = e["msg"].removeprefix("Value error, ")
-            value = "" if e["type"] == "value_error" else f" (value: {e['input']!r})"
+            value = "" if e["type"] in ("value_error", "missing") else f" (value: {e['input']!r})"
             lines.append(f"{key}: {reason}{value}")
-        raise BadConfig("invalid configuration: " + "; ".join(lines), fix="`--help SECTION` explains the keys") from None
+        raise BadConfig("invalid configuration: " + "; ".join(lines), fix=fix) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty for an empty file. Raises BadConfig for anything else."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path.name} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise BadConfig(f"{path.name} is a {type(values).__name__}, not a mapping of sections")
+    return values
 
 
 def _layers(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
@@ -105,12 +122,7 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     path = path.resolve()
     if path in seen:
         raise BadConfig(f"{path.name} extends itself through {' -> '.join(p.name for p in seen)}")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path.name} is not YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise BadConfig(f"{path.name} is a {type(values).__name__}, not a mapping of sections")
+    values = read_yaml(path)
     parents = values.pop("extends", None) or []
     layers: list[Layer] = []
     for parent in [parents] if isinstance(parents, str) else parents:

@@ -54,6 +54,8 @@ PATHS = (
 )
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """Folder of the packaged recipes: `configs/` in a checkout."""
+ABLATIONS = "ablations"
+"""Its folder with ablation files."""
 DEPLOYMENT = ("cluster", "monitoring")
 """Its folders with files of Ray, Kubernetes, Slurm, Prometheus and Grafana, which are no recipes."""
 TOKENS_PER_S = 10.0
@@ -250,8 +252,13 @@ class Config(Section):
 def recipe_files(*suffixes: str) -> list[Path]:
     """The packaged recipes; ``suffixes``: of their files, by default `.yaml`."""
     files = sorted(RECIPES.rglob("*"))
-    recipes = [file for file in files if file.relative_to(RECIPES).parts[0] not in DEPLOYMENT]
+    recipes = [file for file in files if file.relative_to(RECIPES).parts[0] not in (*DEPLOYMENT, ABLATIONS)]
     return [file for file in recipes if file.suffix in (suffixes or (".yaml",))]
+
+
+def ablation_files() -> list[Path]:
+    """The packaged ablation files."""
+    return sorted((RECIPES / ABLATIONS).glob("*.yaml"))
 
 
 def shipped(name: str, suffix: str = "") -> Path | None:

@@ -1,0 +1,140 @@
+"""Ablation files: arms of a recipe, each trained and evaluated with the same seeds, compared with a reference arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, StringConstraints, model_validator
+
+from pixelis.config.base import Section, leaf_keys
+from pixelis.config.load import find, load, read_yaml, validated
+from pixelis.config.root import Config, absolute
+from pixelis.errors import BadConfig
+
+Metric = Literal["accuracy", "pass", "rapr", "turns", "calls"]
+ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+SHARED = ("data.evaluate", "evaluate.questions", "evaluate.samples", "evaluate.sets", "evaluate.max_pixels")
+"""Keys that all arms must share, so that their scores can be paired."""
+UNCOMPARED = ("run", "cluster", "telemetry")
+"""Sections that may change without making a trial another one."""
+
+
+class AblationConfig(Section):
+    """The content of an ablation file."""
+
+    recipe: str = Field(description="configuration that all arms start from, such as configs/nano/rft.yaml")
+    stage: Literal["sft", "rft", "ttrl", "evaluate"] = Field(
+        "rft", description="job that trains a trial; evaluate: none, the arms differ in how they are evaluated"
+    )
+    dir: str = Field(description="folder of the trials and the report; running again with it resumes")
+    seeds: list[int] = Field([42, 1337, 2024], min_length=1, description="run.seed of the trials of each arm")
+    overrides: list[str] = Field([], description="key=value for all arms, such as evaluate.questions=500")
+    arms: dict[ArmName, list[str]] = Field(min_length=2, description="arms by name, each with its key=value overrides")
+    reference: str = Field(description="arm that the others are compared with")
+    metric: Metric = Field(
+        "accuracy",
+        description="score of a question that is compared: accuracy, pass (a right episode among evaluate.samples), rapr (share of "
+        "episodes with an executed operation), policy turns, or requested operations",
+    )
+    curves: list[str] = Field([], description="metrics of the steps to draw; empty: the usual ones of the stage")
+    parallel: int | None = Field(
+        None, ge=1, description="trials at once; unset: as many as the joined Ray cluster has room for, one without a cluster"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AblationConfig:
+        if self.reference not in self.arms:
+            raise ValueError(f"reference {self.reference} is no arm; the arms are {', '.join(self.arms)}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds} name one twice")
+        for override in [*self.overrides, *(text for texts in self.arms.values() for text in texts)]:
+            if override.startswith("run."):
+                raise ValueError(f"{override} belongs to the trials: use `seeds` and `dir`")
+        return self
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm with one seed: its folder, and its configuration with that folder and seed."""
+
+    arm: str
+    seed: int
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the training run; evaluation and result are below it."""
+        return Path(self.config.run.dir)
+
+
+def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
+    """Read an ablation file, or the packaged one of that name.
+
+    ``words``: key=value from the command line. Keys of the file replace its values; all others are overrides of every arm.
+    Raises BadConfig for unknown keys, with the nearest one, and for contradictions; MissingFile for a missing file.
+    """
+    values = read_yaml(find(path))
+    own = {word.partition("=")[0] for word in words} & AblationConfig.model_fields.keys()
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise BadConfig(f"`{word}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
+        if key in own:
+            values[key] = yaml.safe_load(text)
+    overrides = [word for word in words if word.partition("=")[0] not in own]
+    if overrides:
+        values["overrides"] = [*(values.get("overrides") or []), *overrides]
+    return validated(AblationConfig, values, fix="docs/ablations.md lists the keys")
+
+
+def trials(ablation: AblationConfig) -> list[Trial]:
+    """All trials, seed by seed, so that an interrupted ablation has the same seeds in most arms.
+
+    Raises BadConfig as `load` does, with the arm's name, and if the scores of an arm could not be paired with the reference's.
+    """
+    configs = {arm: _resolved(ablation, arm) for arm in ablation.arms}
+    reference = configs[ablation.reference]
+    for arm, config in configs.items():
+        for key in SHARED:
+            if (value := get(config, key)) != (expected := get(reference, key)):
+                message = f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}, so scores cannot be paired"
+                raise BadConfig(message, fix=f"set {key} in `overrides`")
+    folder = Path(ablation.dir).expanduser().absolute()
+    return [
+        Trial(arm, seed, _with_run(config, name=arm, seed=seed, dir=str(folder / arm / f"seed_{seed}")))
+        for seed in ablation.seeds
+        for arm, config in configs.items()
+    ]
+
+
+def _resolved(ablation: AblationConfig, arm: str) -> Config:
+    try:
+        return absolute(load(ablation.recipe, [*ablation.overrides, *ablation.arms[arm]]))
+    except BadConfig as error:
+        raise BadConfig(f"arm {arm}: {error.message}", fix=error.fix) from None
+
+
+def _with_run(config: Config, **run: Any) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update=run)})
+
+
+def evaluation(trial: Trial, adapter: str | None) -> Config:
+    """The configuration that evaluates the trial's policy, in a folder of its own."""
+    config = _with_run(trial.config, name="held-out", dir=str(trial.folder / "evaluate"), resume=False)
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"adapter": adapter})})
+
+
+def get(config: Config, key: str) -> Any:
+    """The value of a key such as ``rft.loss.kl``."""
+    return reduce(getattr, key.split("."), config)
+
+
+def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys in which two configurations differ, with both values; without the sections of `UNCOMPARED`."""
+    keys = [path for path, *_ in leaf_keys(Config) if path.split(".")[0] not in UNCOMPARED]
+    return {key: (old, new) for key in keys if (old := get(before, key)) != (new := get(after, key))}
