@@ -38,8 +38,8 @@ class AblationConfig(Section):
     reference: str = Field(description="arm that the others are compared with")
     metric: Metric = Field(
         "accuracy",
-        description="score of a question that is compared: accuracy, pass (a right episode among evaluate.samples), rapr (share of "
-        "episodes with an executed operation), policy turns, or requested operations",
+        description="score of a question that is compared: accuracy, pass (a right episode among evaluate.samples), rapr (share "
+        "of episodes with an executed operation), policy turns, or requested operations",
     )
     curves: list[str] = Field([], description="metrics of the steps to draw; empty: the usual ones of the stage")
     parallel: int | None = Field(

@@ -90,7 +90,10 @@ def parse(values: dict[str, Any]) -> Config:
 
 
 def validated(kind: type[S], values: dict[str, Any], fix: str) -> S:
-    """Validate the values of a file of ``kind``. Raises BadConfig with the nearest key for unknown ones; ``fix``: where keys are listed."""
+    """Validate the values of a file of ``kind``. Raises BadConfig with the nearest key for unknown ones.
+
+    ``fix``: where the keys are listed.
+    """
     unknown = unknown_keys(kind, values)
     if unknown:
         raise BadConfig("unknown configuration key " + "; ".join(unknown), fix=fix)

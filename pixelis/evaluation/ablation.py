@@ -1,8 +1,8 @@
 """Statistics of an ablation: arms against a reference arm, paired by question and by seed.
 
-Two kinds of chance are kept apart. Tests over *questions* ask whether these very runs would differ on other questions: the scores of
-a question, averaged over the seeds, are paired. Tests over *seeds* ask whether other runs of the same arms would differ: the accuracies of the
-runs are a table of arms x seeds.
+Two kinds of chance are kept apart. Tests over *questions* ask whether these very runs would differ on other questions: the scores
+of a question, averaged over the seeds, are paired. Tests over *seeds* ask whether other runs of the same arms would differ: the
+means of the runs are a table of arms x seeds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def summarise_arms(scores: Scores) -> list[dict[str, Any]]:
             {
                 "arm": arm,
                 "mean": float(values.mean()),
-                "ci95": list(bootstrap_mean(values.mean(axis=0))),  # type: ignore[arg-type]
+                "ci95": list(bootstrap_mean(values.mean(axis=0).tolist())),
                 "by_seed": dict(zip(map(str, scores.seeds), by_seed.tolist(), strict=True)),
                 "std": float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None,
             }
@@ -99,7 +99,7 @@ def compare(scores: Scores, reference: str) -> list[dict[str, Any]]:
     """
     base = scores.values[scores.arms.index(reference)].mean(axis=0)
     others = [i for i, arm in enumerate(scores.arms) if arm != reference]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for i in others:
         arm = scores.values[i].mean(axis=0)
         difference = paired_bootstrap(arm.tolist(), base.tolist())
@@ -207,6 +207,8 @@ def detectable(scores: Scores) -> float | None:
     from scipy.stats import nct, t
 
     deviation, freedom = error
+    if deviation <= TINY:
+        return 0.0
     critical = float(t.ppf(1 - ALPHA / (len(scores.arms) - 1) / 2, freedom))
 
     def missing(shift: float) -> float:

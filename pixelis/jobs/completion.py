@@ -10,7 +10,7 @@ import sys
 from string import Template
 
 from pixelis.config.base import leaf_keys
-from pixelis.config.root import RECIPES, Config, recipe_files
+from pixelis.config.root import RECIPES, Config, ablation_files, recipe_files
 from pixelis.jobs.cli import JOBS
 
 BASH = Template(
@@ -53,7 +53,7 @@ def script(shell: str) -> str:
     choices = {path: kind.split("|") for path, kind, *_ in keys if "|" in kind} | {
         path: ["true", "false"] for path, kind, *_ in keys if kind == "bool"
     }
-    recipes = " ".join(f"configs/{file.relative_to(RECIPES)}" for file in recipe_files())
+    recipes = " ".join(f"configs/{file.relative_to(RECIPES)}" for file in [*recipe_files(), *ablation_files()])
     if shell == "fish":
         assignments = [f"{path}={value}" for path, *_ in keys for value in choices.get(path, [""])]
         return FISH.substitute(

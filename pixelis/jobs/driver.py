@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -329,3 +330,11 @@ def latest_step(folder: Path, kind: str, keys: Sequence[str] = ()) -> tuple[int,
         return 0, {}
     metrics = {key.rsplit("/", 1)[-1]: row[key] for key in keys if isinstance(row.get(key), int | float)}
     return int(row["step"]), metrics
+
+
+def hardware() -> str:
+    """Description of the machine for published figures."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    cpu = names[0] if names else platform.processor()
+    return f"{os.cpu_count()} CPU cores ({cpu}), {platform.system()}, Python {platform.python_version()}"

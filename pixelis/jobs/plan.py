@@ -57,6 +57,15 @@ def requirements(config: Config, job: str) -> list[Need]:
     return needs(config, learner=job in ("rft", "ttrl", "sft"), rollouts=job != "sft" or episodes)
 
 
+def copies(config: Config, job: str, nodes: list[Node], most: int) -> int:
+    """How many times the whole job fits the free resources of nodes at once, up to ``most``. Uses up the nodes."""
+    parts = requirements(config, job)
+    for count in range(most):
+        if any(_place(part, nodes) for part in parts):
+            return count
+    return most
+
+
 # -- placement -------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import platform
 import shutil
 import sys
 import time
@@ -32,7 +30,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, rft, serve, sft
-from pixelis.jobs.driver import driver, run_folder, watch
+from pixelis.jobs.driver import driver, hardware, run_folder, watch
 from pixelis.policy import checkpoint
 from pixelis.records import Question
 from pixelis.rewards.scorers import canonical
@@ -238,14 +236,6 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120)
     reply.raise_for_status()
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
-
-
-def hardware() -> str:
-    """Description of the machine for published figures."""
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    cpu = names[0] if names else platform.processor()
-    return f"{os.cpu_count()} CPU cores ({cpu}), {platform.system()}, Python {platform.python_version()}"
 
 
 def software() -> dict[str, str]:

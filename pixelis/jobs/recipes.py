@@ -13,15 +13,16 @@ import sys
 import textwrap
 from pathlib import Path
 
+from pixelis.config.ablation import read
 from pixelis.config.load import load
-from pixelis.config.root import RECIPES, recipe_files
+from pixelis.config.root import ABLATIONS, RECIPES, ablation_files, recipe_files
 from pixelis.errors import BadConfig, PixelisError
 
 
 def listing() -> str:
     """One line for each recipe: its path and the beginning of its comment."""
     lines = []
-    for file in recipe_files():
+    for file in [*recipe_files(), *ablation_files()]:
         comment = " ".join(line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
         lines.append(f"configs/{file.relative_to(RECIPES)!s:<40} {textwrap.shorten(comment, 90, placeholder=' ...')}")
     return "\n".join(lines)
@@ -32,7 +33,7 @@ def copy(folder: Path, part: str = "") -> list[Path]:
 
     Raises BadConfig if no recipe matches or a file with other content exists.
     """
-    names = [file.relative_to(RECIPES) for file in recipe_files(".yaml", ".json")]
+    names = [file.relative_to(RECIPES) for file in [*recipe_files(".yaml", ".json"), *ablation_files()]]
     if not any(part in str(name) for name in names):
         raise BadConfig(f"no recipe contains `{part}`", fix="`pixelis recipes` lists them")
     # Recipes extend each other across folders, so whole folders are copied.
@@ -49,7 +50,7 @@ def copy(folder: Path, part: str = "") -> list[Path]:
         shutil.copyfile(RECIPES / name, folder / name)
     for name in selected:
         if name.suffix == ".yaml":
-            load(folder / name)
+            (read if name.parts[0] == ABLATIONS else load)(folder / name)
     return [folder / name for name in selected]
 
 

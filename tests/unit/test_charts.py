@@ -32,3 +32,17 @@ def test_any_curve_can_be_drawn(values: list[float]) -> None:
     assert chart is not None
     (line,) = chart.lines
     assert all(chart.left <= x <= chart.right and chart.top - 1 <= y <= chart.bottom + 1 for x, y in line.points)
+
+
+@given(st.lists(st.tuples(finite, finite, finite).map(sorted), min_size=1, max_size=20))
+def test_a_band_encloses_its_line_within_the_chart(rows: list[list[float]]) -> None:
+    line = [(float(x), middle) for x, (_, middle, _) in enumerate(rows)]
+    band = [(float(x), low, high) for x, (low, _, high) in enumerate(rows)]
+    chart = line_chart({"curve": line, "other": line}, bands={"curve": band, "unknown": band})
+    assert chart is not None
+    drawn, other = chart.lines
+    assert other.band == []
+    upper, lower = drawn.band[: len(rows)], drawn.band[len(rows) :][::-1]
+    for (x, y), (x_high, high), (x_low, low) in zip(drawn.points, upper, lower, strict=True):
+        assert x == x_high == x_low
+        assert chart.top - 1 <= high <= y <= low <= chart.bottom + 1  # y grows downwards

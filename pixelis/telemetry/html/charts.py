@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pixelis.telemetry.html.filters import number
 
 Series = Sequence[tuple[float, float]]
+Band = Sequence[tuple[float, float, float]]
+"""(x, lowest, highest) of a line's values, in the order of x."""
 
 WIDTH, HEIGHT = 420, 230
 """Drawing units. A chart is shown about this wide, so that its text keeps its size on a phone and on a desktop."""
@@ -20,12 +22,13 @@ TINY = 1e-290
 
 @dataclass(frozen=True)
 class Line:
-    """A named line: its points in drawing units, and its first and last values as text."""
+    """A named line: its points in drawing units, its first and last values as text, and the outline of its band."""
 
     name: str
     points: list[tuple[float, float]]
     first: str
     last: str
+    band: list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,21 @@ class Chart:
     width, height = WIDTH, HEIGHT
 
 
-def line_chart(series: Mapping[str, Series], share: bool = False) -> Chart | None:
+def line_chart(series: Mapping[str, Series], share: bool = False, bands: Mapping[str, Band] | None = None) -> Chart | None:
     """Place named series of finite (x, y) points in a chart; None when every series is empty.
 
     ``share``: the values are shares, drawn from 0 to 100 % when all of them are in 0..1. A line of more than 300 points is
-    averaged in equal runs.
+    averaged in equal runs. ``bands``: ranges around lines of the same name.
     """
     lines = {name: sorted(points) for name, points in series.items() if points}
     if not lines:
         return None
     thinned = {name: _thin(points) for name, points in lines.items()}
+    ranges = {name: band for name, band in (bands or {}).items() if name in lines}
+    lows = {name: _thin([(x, low) for x, low, _ in band]) for name, band in ranges.items()}
+    highs = {name: _thin([(x, high) for x, _, high in band]) for name, band in ranges.items()}
     xs = [x for points in thinned.values() for x, _ in points]
-    ys = [y for points in thinned.values() for _, y in points]
+    ys = [y for drawn in (thinned, lows, highs) for points in drawn.values() for _, y in points]
     share = share and all(0 <= y <= 1 for y in ys)
     x_low, x_span = min(xs), (max(xs) - min(xs)) or 1.0
     y_ticks = [0.0, 0.25, 0.5, 0.75, 1.0] if share else nice_ticks(min(ys), max(ys))
@@ -70,6 +76,7 @@ def line_chart(series: Mapping[str, Series], share: bool = False) -> Chart | Non
                 points=[(at_x(x), at_y(y)) for x, y in thinned[name]],
                 first=number(points[0][1], share),
                 last=number(points[-1][1], share),
+                band=[(at_x(x), at_y(y)) for x, y in [*highs.get(name, []), *reversed(lows.get(name, []))]],
             )
             for name, points in lines.items()
         ],

@@ -1,0 +1,137 @@
+"""The report of an ablation: report.json, a table in the terminal, and a page with learning curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pixelis.config.ablation import AblationConfig
+from pixelis.errors import DataFailure
+from pixelis.evaluation.ablation import PERMUTATIONS, SCORES, compare, detectable, mean_curve, summarise_arms, tabulate
+from pixelis.jobs.driver import hardware
+from pixelis.policy.checkpoint import write_json
+from pixelis.telemetry import events, lineage
+from pixelis.telemetry.html.ablation_page import render_ablation
+from pixelis.telemetry.html.render import write_page
+
+CURVES = {
+    "sft": ("policy/loss", "evaluate/loss", "evaluate/accuracy"),
+    "rft": ("train/accuracy", "rollout/rapr", "rollout/turns", "reward/total", "evaluate/accuracy"),
+    "ttrl": ("vote/majority_ratio", "train/accuracy", "rollout/rapr", "reward/total"),
+    "evaluate": (),
+}
+"""Stage -> the metrics of its steps that are drawn, as far as a run has them."""
+
+
+def write(ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Any]:
+    """Write and print the report of finished trials; returns its content.
+
+    Raises DataFailure if no two questions were scored by every arm, or the reference has no finished trial.
+    """
+    by_arm = {arm: {r["seed"]: r for r in results if r["arm"] == arm} for arm in ablation.arms}
+    if not by_arm[ablation.reference]:
+        raise DataFailure(f"no trial of the reference {ablation.reference} is finished", fix="see the failures above; run again")
+    try:
+        scores = tabulate({arm: {s: r["scores"][ablation.metric] for s, r in runs.items()} for arm, runs in by_arm.items()})
+    except ValueError as error:
+        raise DataFailure(f"{ablation.metric}: {error}", fix="raise evaluate.questions, or finish more trials") from None
+    arms = summarise_arms(scores)
+    for row in arms:
+        runs = [by_arm[row["arm"]][seed] for seed in scores.seeds]
+        row["metrics"] = {name: _mean(value for run in runs for value in run["scores"][name].values()) for name in SCORES}
+        row["seconds"] = statistics.fmean(run["seconds"] for run in runs)
+    used = {(arm, seed) for arm in scores.arms for seed in scores.seeds}
+    left_out = [f"{arm}, seed {seed}" for arm in ablation.arms for seed in ablation.seeds if (arm, seed) not in used]
+    report = {
+        "recipe": ablation.recipe,
+        "stage": ablation.stage,
+        "metric": ablation.metric,
+        "reference": ablation.reference,
+        "overrides": {"(all)": ablation.overrides, **ablation.arms},
+        "seeds": list(scores.seeds),
+        "questions": len(scores.questions),
+        "arms": arms,
+        "comparisons": compare(scores, ablation.reference),
+        "detectable": detectable(scores),
+        "permutations": PERMUTATIONS,
+        "left_out": left_out,
+        "failures": dict(failures),
+        "curves": curves(ablation, scores.arms, scores.seeds),
+        "hardware": hardware(),
+        "code": lineage.code().model_dump(),
+    }
+    folder = Path(ablation.dir)
+    write_json(folder / "report.json", report)
+    page = write_page(folder / "report.html", render_ablation(report, folder.resolve().name, limits(report)))
+    print(table(report))
+    print(f"\nreport  {folder / 'report.json'}\npage    {page}")
+    return report
+
+
+def curves(ablation: AblationConfig, arms: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str, list[Any]]]:
+    """Metric -> arm -> `mean_curve` over the seeds, for the metrics that the runs have."""
+    kind, drawn = "step/sft" if ablation.stage == "sft" else "step/policy", {}
+    for metric in ablation.curves or CURVES[ablation.stage]:
+        by_arm = {arm: mean_curve([_series(ablation, arm, seed, kind, metric) for seed in seeds]) for arm in arms}
+        if by_arm := {arm: curve for arm, curve in by_arm.items() if curve}:
+            drawn[metric] = by_arm
+    return drawn
+
+
+def _series(ablation: AblationConfig, arm: str, seed: int, kind: str, metric: str) -> dict[float, float]:
+    rows = events.read(Path(ablation.dir) / arm / f"seed_{seed}", kind)
+    return {row["step"]: value for row in rows if (value := events.as_number(row.get(metric))) is not None}
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text: arms, comparisons with the reference, and what the ablation cannot see."""
+    metric, seeds = report["metric"], report["seeds"]
+    compared = {row["arm"]: row for row in report["comparisons"]}
+    width = max(len(row["arm"]) for row in report["arms"])
+    lines = [f"{'arm':{width}}  {metric:>8}  {'95 % interval':16}  {'by seed':{7 * len(seeds)}} rapr  turns"]
+    for row in report["arms"]:
+        by_seed = " ".join(f"{value:.3f} " for value in row["by_seed"].values())
+        metrics = row["metrics"]
+        lines.append(
+            f"{row['arm']:{width}}  {row['mean']:8.3f}  {_interval(row['ci95'])}  {by_seed:{7 * len(seeds)}} "
+            f"{metrics['rapr']:.2f}  {metrics['turns']:5.2f}"
+        )
+    if compared:
+        lines.append(
+            f"\n{'minus ' + report['reference']:{width}}  {'differs':>8}  {'questions, 95 %':16}  {'p (Holm)':>8}  {'d':>5}  "
+            f"{'seeds, 95 %':16}  {'p (Holm)':>8}"
+        )
+    for arm, row in compared.items():
+        effect = "    -" if row["effect"] is None else f"{row['effect']:+5.2f}"
+        over_seeds = "one seed" if row["ci95_seeds"] is None else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.3f}"
+        lines.append(
+            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.4f}  {effect}  {over_seeds}  "
+            f"{row['verdict']}"
+        )
+    lines.append(f"\n{limits(report)}")
+    return "\n".join(lines)
+
+
+def limits(report: Mapping[str, Any]) -> str:
+    """What the ablation cannot see, and which trials it leaves out."""
+    count, seeds, size = report["questions"], len(report["seeds"]), report["detectable"]
+    text = f"{count} questions, {seeds} seed{'s' * (seeds != 1)}. "
+    if size is None:
+        text += "One seed says nothing about other runs of the same arms."
+    elif size == 0:
+        text += "The differences are the same for every seed."
+    else:
+        shown = f"{100 * size:.1f} points" if report["metric"] in ("accuracy", "pass", "rapr") else f"{size:.3g}"
+        text += f"With {seeds} seeds that vary like these, a true difference under {shown} is likely to be missed (power 80 %)."
+    return text + (f" Left out: {'; '.join(report['left_out'])}." if report["left_out"] else "")
+
+
+def _interval(ends: Sequence[float]) -> str:
+    return f"[{ends[0]:.3f}, {ends[1]:.3f}]".ljust(16)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.fmean(known) if known else None

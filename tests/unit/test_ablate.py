@@ -1,0 +1,232 @@
+"""`pixelis ablate`: ablation files and their errors, the plan, resumption, the report."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pixelis.config import Config
+from pixelis.config.ablation import differences, read, trials
+from pixelis.config.root import ablation_files
+from pixelis.errors import BadConfig, InfraFailure
+from pixelis.jobs import ablate, cli
+from pixelis.records import Group, Question, StopReason, Trajectory
+from pixelis.telemetry.events import EventLog
+
+FILE: dict[str, Any] = {
+    "recipe": "configs/nano/rft.yaml",
+    "seeds": [1, 2],
+    "overrides": ["evaluate.questions=40", "rft.steps=3"],
+    "reference": "plain",
+    "arms": {"plain": ["rewards.weights.curiosity=0"], "curious": []},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """An ablation file whose results go to ``tmp_path``/out."""
+    return write(tmp_path)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "ablation.yaml"
+    path.write_text(yaml.safe_dump({**FILE, "dir": str(folder / "out"), **changes}, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["pixelis", "ablate", *words])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as left:
+        code = int(left.code or 0)
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ablation_files(), ids=lambda path: path.stem)
+def test_every_packaged_ablation_can_be_planned(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = f"configs/ablations/{path.name}"
+    code, text, err = command(capsys, monkeypatch, name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run")
+    assert code == 0, err
+    ablation = read(name)
+    assert f"{3 * len(ablation.arms)} trials: {len(ablation.arms)} arms x seeds 1, 2, 3" in text
+    assert "(the same as the reference)" not in text
+    for arm in ablation.arms:
+        assert f"ok     {arm}: inputs and configuration" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_names_differences_and_places(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text, _ = command(capsys, monkeypatch, str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]")
+    assert code == 0
+    assert text.startswith("2 trials: 2 arms x seeds 7; stage rft of configs/nano/rft.yaml\n\nplain (reference)\n\ncurious\n")
+    assert "    rewards.weights.curiosity: 0.0 -> 1.0\n" in text
+    assert f"results: {file.parent}/out/ARM/seed_SEED" in text
+    assert "lr" not in text  # equal in all arms
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no configuration file"),
+        (["seed=[1]"], "unknown configuration key `seed`"),
+        (["seeds=[1, 1]"], "seeds [1, 1] name one twice"),
+        (["reference=plane"], "reference plane is no arm; the arms are plain, curious"),
+        (["arms={plain: []}"], "at least 2"),
+        (["arms={plain: [], ../up: []}"], "pattern"),
+        (["stage=rtf"], "'sft', 'rft', 'ttrl' or 'evaluate'"),
+        (["metric=acuracy"], "'accuracy'"),
+        (["run.seed=3"], "run.seed=3 belongs to the trials"),
+        (["learner.lrr=3"], "arm plain: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)"),
+        (['arms={plain: [], far: ["data.evaluate=cards:?split=test"]}'], "arm far: data.evaluate="),
+        (["--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_mistakes_end_with_a_message_before_anything_starts(
+    words: list[str], message: str, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(file) if words else str(file.with_name("pixeli.yaml"))
+    code, _, err = command(capsys, monkeypatch, path, *words)
+    assert code in (1, 2)
+    assert message in err
+    assert "fix: " in err
+    assert not (file.parent / "out").exists()
+
+
+def test_an_unknown_key_gets_the_nearest(tmp_path: Path) -> None:
+    for key, near in {"refernce": "reference", "arm": "arms", "override": "overrides"}.items():
+        with pytest.raises(BadConfig, match=f"`{key}` .did you mean `{near}`"):
+            read(write(tmp_path, **{key: []}))
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("dir:", "metric: accuracy #"))
+    with pytest.raises(BadConfig, match="dir: Field required"):
+        read(path)
+
+
+def test_the_command_line_is_below_the_arms(file: Path) -> None:
+    every = trials(read(file, ["rewards.weights.curiosity=0.5", "rft.steps=9", "seeds=[3, 4]"]))
+    assert [(t.arm, t.seed) for t in every] == [("plain", 3), ("curious", 3), ("plain", 4), ("curious", 4)]
+    assert [t.config.rewards.weights.curiosity for t in every[:2]] == [0.0, 0.5]
+    assert {t.config.rft.steps for t in every} == {9}
+    assert every[3].folder == file.parent / "out/curious/seed_4"
+    assert every[3].config.run.seed == 4
+    assert differences(every[0].config, every[2].config) == {}
+
+
+class Jobs:
+    """Stands in for the processes of trials: answers each question correctly with the probability of the arm."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, str, int]] = []
+        self.failing: set[tuple[str, int]] = set()
+        self.lock = threading.Lock()
+
+    def run(self, job: str, config: Config, folder: Path, name: str) -> None:
+        arm, seed = folder.parent.name, config.run.seed
+        with self.lock:
+            self.started.append((job, arm, seed))
+        if (arm, seed) in self.failing:
+            raise InfraFailure("pixelis evaluate: the disk is full (exit code 1)")
+        run_dir = Path(config.run.dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        share = {"plain": 4, "curious": 2}[arm]
+        with (run_dir / "trajectories-held-out.jsonl").open("w") as out:
+            for number in range(config.evaluate.questions):
+                right = float((number + seed) % share == 0)
+                reward = {"accuracy": right} if number else {}  # the first question is unscored
+                episode = Trajectory(
+                    id="t", question_id=f"q{number}", group_id="g", dialect="qwen", stop_reason=StopReason.ANSWER, rewards=reward
+                )
+                group = Group(id="g", question=Question(id=f"q{number}", question="?"), trajectories=[episode])
+                out.write(group.model_dump_json() + "\n")
+        log = EventLog(folder)
+        for step in range(1, 4):
+            log.write("step/policy", step=step, **{"train/accuracy": step / (share + seed)})
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    jobs = Jobs()
+    monkeypatch.setattr(ablate, "Processes", lambda: jobs)
+    return jobs
+
+
+def test_an_ablation_survives_a_failed_trial_and_resumes(
+    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [str(write(tmp_path)), "stage=evaluate", "parallel=2"]
+    jobs.failing = {("curious", 2)}
+    code, text, err = command(capsys, monkeypatch, *words)
+    assert code == 1
+    assert "1 of 4 trials failed:\n  curious, seed 2: pixelis evaluate: the disk is full" in err
+    assert "Left out: plain, seed 2; curious, seed 2." in text
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert (report["seeds"], report["questions"]) == ([1], 39)
+    assert report["comparisons"][0]["verdict"] == "higher in these runs"
+    assert "the disk is full" in (tmp_path / "out/report.html").read_text()
+
+    jobs.failing, jobs.started = set(), []
+    assert command(capsys, monkeypatch, *words)[0] == 0
+    assert jobs.started == [("evaluate", "curious", 2)]
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert (report["seeds"], report["left_out"], report["failures"]) == ([1, 2], [], {})
+    plain, curious = report["arms"]
+    assert plain["mean"] == pytest.approx(10 / 39, abs=0.02)
+    assert report["comparisons"][0]["difference"] == pytest.approx(curious["mean"] - plain["mean"])
+    assert report["comparisons"][0]["verdict"] == "higher"
+
+    jobs.started = []
+    code, text, _ = command(capsys, monkeypatch, *words)
+    assert (code, jobs.started) == (0, [])
+    assert "4 of 4 trials are finished" in text
+    assert text.count("  higher\n") == 1
+
+    jobs.started = []
+    more = [*words, "seeds=[1, 2, 3]"]
+    assert command(capsys, monkeypatch, *more)[0] == 0
+    assert sorted(jobs.started) == [("evaluate", "curious", 3), ("evaluate", "plain", 3)]
+
+    code, _, err = command(capsys, monkeypatch, *more, "evaluate.questions=41")
+    assert code == 2
+    assert "has a trial of another configuration (evaluate.questions changed)" in err
+
+
+def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
+    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = "arms={plain: [], curious: [dialogue.max_turns_test=2]}"
+    words = [str(write(tmp_path)), "stage=evaluate", "curves=[train/accuracy, none/such]", arms]
+    assert command(capsys, monkeypatch, *words)[0] == 0
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert list(report["curves"]) == ["train/accuracy"]
+    step, mean, low, high = report["curves"]["train/accuracy"]["plain"][2]
+    assert (step, low, high) == (3, 3 / 6, 3 / 5)
+    assert mean == pytest.approx((3 / 6 + 3 / 5) / 2)
+    page = (tmp_path / "out/report.html").read_text()
+    assert page.count("<polygon") == page.count("<polyline") == 2
+    assert "dialogue.max_turns_test=2" in page
+    assert "<script" not in page
+
+
+def test_without_a_reference_there_is_no_report(
+    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.failing = {("plain", 1), ("plain", 2)}
+    code, text, err = command(capsys, monkeypatch, str(write(tmp_path)), "stage=evaluate")
+    assert code == 1
+    assert "no trial of the reference plain is finished" in err
+    assert "plain, seed 1  failed: pixelis evaluate: the disk is full" in text
