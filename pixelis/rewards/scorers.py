@@ -21,6 +21,7 @@ from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
 from pixelis.rewards.notation import Quantity, quantity, unwrap
+from pixelis.rewards.open_answers import mmmu_open
 
 
 class Services(Protocol):
@@ -36,6 +37,10 @@ class Services(Protocol):
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when a language model accepts the answer."""
+        ...
+
+    def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
+        """0.0, 0.1, ... 1.0: how much of an accepted answer a language model finds in the answer."""
         ...
 
     def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
@@ -402,6 +407,13 @@ def judged(case: Case, services: Services) -> float:
     return services.judge(case.question, case.truths, case.answer)
 
 
+def mm_vet(case: Case, services: Services) -> float:
+    """The grade of a language model, 0.0, 0.1, ... 1.0 (MM-Vet, arXiv 2308.02490)."""
+    if case.answer is None or not case.answer.strip():
+        return 0.0
+    return services.grade(case.question, case.truths, case.answer)
+
+
 def math_judged(case: Case, services: Services) -> float:
     """``math_equal``, and ``judged`` when that is 0 or fails."""
     try:
@@ -429,15 +441,17 @@ SCORERS: dict[str, Scorer] = {
     "cer": lambda case, services: cer(case.answer, case.truths),
     "judge": judged,
     "math_judge": math_judged,
+    "mmmu_open": lambda case, services: mmmu_open(case.answer, case.truths),
+    "mm_vet": mm_vet,
 }
 """Scorers by name."""
 LOWEST = {"func_seq_penalty": -0.5}
 """Smallest score of scorers that may be negative."""
 GRADED = frozenset(
-    {"partial", "numeric_band", "func_seq", "func_seq_eval", "func_seq_full", "func_seq_penalty", "anls", "iou", "cer"}
+    {"partial", "numeric_band", "func_seq", "func_seq_eval", "func_seq_full", "func_seq_penalty", "anls", "iou", "cer", "mm_vet"}
 )
 """Scorers with values between right and wrong."""
-JUDGED = frozenset({"judge", "math_judge"})
+JUDGED = frozenset({"judge", "math_judge", "mm_vet"})
 """Scorers that need a language model, `rewards.judge`."""
-SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge"})
+SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge", "mm_vet"})
 """Scorers that wait for another process; a group's answers are scored in parallel."""

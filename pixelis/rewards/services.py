@@ -19,7 +19,7 @@ from pixelis.config import RewardsConfig
 from pixelis.config.references import is_function
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.records import Question, Trajectory
-from pixelis.rewards.judge import Judge
+from pixelis.rewards.judge import GradingJudge, Judge
 from pixelis.rewards.worker_pool import WorkerPool
 
 PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -132,13 +132,26 @@ class Services:
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when the judge accepts the answer; BadInput ``no_judge`` when none is configured."""
+        self._require_judge()
+        return self.judge_client.score(question, truths, answer)
+
+    def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
+        """The judge's grade in tenths; BadInput ``no_judge`` when none is configured."""
+        self._require_judge()
+        client = self._once("grading_judge", lambda: GradingJudge(self.settings.judge, self._judge_cache))
+        return float(client.score(question, truths, answer))
+
+    def _require_judge(self) -> None:
         if not self.settings.judge.url:
             raise BadInput(
                 "a question needs a judge and none is configured",
                 code="no_judge",
                 fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
             )
-        return self.judge_client.score(question, truths, answer)
+
+    @property
+    def _judge_cache(self) -> Path | None:
+        return Path(self.run_dir) / "judge.sqlite" if self.settings.judge.cache and self.run_dir is not None else None
 
     def own(
         self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
@@ -177,8 +190,7 @@ class Services:
     @property
     def judge_client(self) -> Judge:
         """The judge; BadConfig when url, model or key are missing."""
-        path = Path(self.run_dir) / "judge.sqlite" if self.settings.judge.cache and self.run_dir is not None else None
-        return self._once("judge", lambda: Judge(self.settings.judge, path))
+        return self._once("judge", lambda: Judge(self.settings.judge, self._judge_cache))
 
     @property
     def takes_group(self) -> dict[str, bool]:
@@ -224,7 +236,7 @@ class Services:
             opened, self._opened = self._opened, {}
         if "threads" in opened:
             opened["threads"].shutdown(wait=False, cancel_futures=True)
-        for name in ("math", "own", "judge"):
+        for name in ("math", "own", "judge", "grading_judge"):
             if name in opened:
                 opened[name].close()
 

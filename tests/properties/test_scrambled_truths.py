@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -189,6 +191,15 @@ def documents(truth: str, folder: str) -> list[dict[str, Any]]:
     return [{"questionId": 1, "question": "Who?", "image": f"{folder}a.png", "answers": [truth], "data_split": "train"}]
 
 
+def mmmu(truth: str) -> bytes:
+    stream, picture = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    row = {"id": "validation_Math_1", "question": "<image 1> What?", "options": "['red', 'blue']", "answer": truth}
+    pq.write_table(pa.Table.from_pylist([{**row, "image_1": {"bytes": picture.getvalue(), "path": None}}]), stream)
+    return stream.getvalue()
+
+
+PROBLEM = {"question": "What?", "choices": ["red", "blue"], "grade": "grade1", "subject": "natural science", "split": "test"}
 STAR = {"question_id": "q", "video_id": "v", "question": "What?", "start": 1.0, "end": 2.0}
 STAR |= {"choices": [{"choice_id": i, "choice": choice} for i, choice in enumerate(("red", "blue"))]}
 TVQA = {"qid": 1, "q": "Who?", "vid_name": "friends_s01", "ts": "1-2", **{f"a{i}": f"Name {i}" for i in range(5)}}
@@ -238,6 +249,18 @@ ANNOTATED: dict[str, tuple[tuple[str, ...], Callable[[str], dict[str, Any]]]] = 
             "infographicsvqa_images/a.png": None,
         },
     ),
+    "mmmu": (LETTERS, lambda t: {"Math/validation-00000-of-00001.parquet": mmmu(t)}),
+    "scienceqa": (
+        ("0", "1"),
+        lambda t: {"problems.json": {"1": {**PROBLEM, "answer": int(t), "solution": t}}, "pid_splits.json": {"test": ["1"]}},
+    ),
+    "mmvet": (
+        WORDS,
+        lambda t: {
+            "mm-vet.json": {"v1_0": {"imagename": "a.png", "question": "What?", "answer": t, "capability": ["ocr"]}},
+            "images/a.png": None,
+        },
+    ),
     "star": (("red", "blue"), lambda t: {"STAR_train.json": [{**STAR, "answer": t}], "Charades_v1_480/v.mp4": ""}),
     "tvqa": (
         ("1", "3"),
@@ -253,6 +276,8 @@ def put(root: Path, files: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, str):
             path.write_text(content)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
         elif content is not None:
             path.write_text("\n".join(map(json.dumps, content)) if path.suffix == ".jsonl" else json.dumps(content))
         else:

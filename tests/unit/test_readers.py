@@ -755,7 +755,7 @@ def test_tallyqa_and_superclevr(tmp_path: Path) -> None:
     row = {"image": "VG_100K/1.jpg", "answer": 3, "question": "How many cups?", "question_id": 5, "issimple": False}
     put(tmp_path, "test.json", [row, {**row, "question_id": 6, "answer": None}])
     (question,), bad = read(f"tallyqa:{tmp_path}")
-    assert (question.answers, question.scorer, question.meta["simple"]) == (["3"], "count", False)
+    assert (question.answers, question.scorer, question.meta["category"]) == (["3"], "count", "complex")
     assert [(row.row, row.column) for row in bad] == [("2", "answer")]
     row = {"question_index": 0, "question": "How many buses?", "image_filename": "superCLEVR_new_000000.png", "answer": 2}
     put(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from pixelis.datasets.readers import agents, benchmarks, captions, coco_like, motion, temporal, text, video_masks
+from pixelis.datasets.readers import agents, benchmarks, captions, coco_like, exams, motion, temporal, text, video_masks
 from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows
 from pixelis.datasets.source_options import parse_options, suggest
 from pixelis.errors import BadInput
 
-_MODULES = (coco_like, text, captions, video_masks, motion, temporal, agents, benchmarks)
+_MODULES = (coco_like, text, captions, video_masks, motion, temporal, agents, benchmarks, exams)
 _CATALOG = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
 READERS = {name: DatasetReader(name, read=read, **_CATALOG[name]) for module in _MODULES for name, read in module.READERS.items()}
 

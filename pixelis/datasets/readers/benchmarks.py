@@ -141,7 +141,7 @@ def _tallyqa(root: DatasetRoot) -> Rows:
             question=text(row, "question"),
             answers=[str(whole(row.get("answer"), "answer"))],
             scorer="count",
-            simple=row.get("issimple"),
+            category={"True": "simple", "False": "complex"}.get(str(row.get("issimple"))),
             data_source=row.get("data_source"),
         )
 

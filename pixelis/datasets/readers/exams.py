@@ -1,0 +1,166 @@
+"""Exams and free questions about pictures: MMMU, ScienceQA, MM-Vet.
+
+MMMU, https://huggingface.co/datasets/MMMU/MMMU: a folder of parquet files for each of 30 subjects, or all in ``data``; options
+are a list written as Python does, pictures stand in ``image_1`` to ``image_7`` and are named ``<image 1>`` in the text.
+ScienceQA, https://github.com/lupantech/ScienceQA: ``problems.json`` by id, ``pid_splits.json``, and a picture for about half of
+the questions. MM-Vet, https://github.com/yuweihao/MM-Vet: ``mm-vet.json`` by id, answers with ``<AND>`` and ``<OR>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.fields import RowError, need, optional, text, whole
+from pixelis.datasets.files import read_file
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, choices, image, read_json
+from pixelis.errors import BadInput
+from pixelis.records import Media, Question
+from pixelis.rewards.open_answers import list_text
+
+DISCIPLINES = {
+    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health and Medicine": (
+        *("Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine", "Pharmacy", "Public_Health"),
+    ),
+    "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
+    "Tech and Engineering": (
+        *("Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics", "Energy_and_Power", "Materials"),
+        "Mechanical_Engineering",
+    ),
+}
+"""MMMU's disciplines and their subjects."""
+IMAGES = 7
+MAX_OPTIONS = 26
+SUBJECTS = {"natural science": "NAT", "social science": "SOC", "language science": "LAN"}
+"""ScienceQA's subjects and their names in its tables."""
+MIDDLE_GRADE = 6
+_SHOWN = re.compile(r"<image (\d)>")
+
+
+def _mmmu(root: DatasetRoot) -> Rows:
+    names = [name for group in DISCIPLINES.values() for name in group]
+    if (subject := root.options["subject"]) != "all":
+        if subject not in names:
+            raise BadInput(f"mmmu: no subject {subject!r}", fix=f"all, or one of {', '.join(names)}")
+        names = [subject]
+    folders = [root.folder / name for name in names if (root.folder / name).is_dir()] or [root.path("data", names[0])]
+    media_root = root.media_root()
+    for folder in folders:
+        paths = sorted(folder.glob(f"{root.split}-*.parquet"))
+        if not paths:
+            root.path(f"{folder.relative_to(root.folder)}/{{split}}-00000-of-00001.parquet")
+        for path in paths:
+            for name, file, row in _table(root, path):
+                if isinstance(row, BadRow):
+                    yield row
+                elif subject == "all" or _subject(row) == subject:
+                    yield from file.convert(name, _mmmu_question, file, media_root, row)
+
+
+def _table(root: DatasetRoot, path: Path) -> Iterator[tuple[str, AnnotationFile, Any]]:
+    file = AnnotationFile(root, path)
+    for row in read_file(fs.LocalFileSystem(), str(path)):
+        yield ("", file, row) if isinstance(row, BadRow) else (str(row.number), file, row.values)
+
+
+def _subject(row: dict[str, Any]) -> str:
+    """The subject in the id, which is ``validation_Art_Theory_1``."""
+    return str(row.get("id")).partition("_")[2].rpartition("_")[0]
+
+
+def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Question:
+    key = file.unique(text(row, "id"), "id")
+    options = list_text(need(row, "options", str))
+    if options is None or len(options) > MAX_OPTIONS:
+        raise RowError("options", "wrong_type", f"{row['options']!r:.60} is no list of at most {MAX_OPTIONS} texts")
+    question = choices(text(row, "question"), options) if options else text(row, "question")
+    names = [f"image_{i}" for i in range(1, IMAGES + 1) if row.get(f"image_{i}") is not None]
+    shown = [f"image_{number}" for number in _SHOWN.findall(question)]
+    if sorted(shown) == names:  # each picture is shown at its mark
+        names, question = shown, _SHOWN.sub("<image>", question)
+    media = [Media(id=f"img{i}", uri=media_root.reference(name, row[name])) for i, name in enumerate(names)]
+    if not media:
+        raise RowError("image_1", "no_media", "the row has no picture")
+    answer = text(row, "answer")
+    truths = None if answer == "?" else list_text(answer) or [answer]  # the answers of the test split are hidden
+    if options and truths and not all(len(letter) == 1 and 0 <= ord(letter) - ord("A") < len(options) for letter in truths):
+        raise RowError("answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options")
+    subject = _subject(row)
+    record = file.question(
+        key,
+        media[0],
+        question=question,
+        answers=truths,
+        scorer="mc_letter" if options else "mmmu_open",
+        options=options,
+        category=[*(name for name, subjects in DISCIPLINES.items() if subject in subjects), subject],
+        difficulty=row.get("topic_difficulty"),
+    )
+    return record.model_copy(update={"media": media})
+
+
+def _scienceqa(root: DatasetRoot) -> Rows:
+    file = root.file("problems.json")
+    splits = read_json(root.path("pid_splits.json"))
+    if not isinstance(keys := splits.get(root.split), list):
+        raise BadInput(f"scienceqa: no split {root.split!r}", fix=f"one of {', '.join(map(str, splits))}")
+
+    def question(key: str) -> Question:
+        row = need(file.data, key, dict)
+        options = [str(option) for option in need(row, "choices", list)]
+        answer = whole(need(row, "answer", int), "answer")
+        if not 2 <= len(options) <= MAX_OPTIONS or answer >= len(options):
+            raise RowError("answer", "no_label", f"{answer} is not the number of one of {len(options)} options")
+        hint, grade = (optional(row, "hint", str) or "").strip(), text(row, "grade")
+        asked = choices(text(row, "question"), options)
+        media = []
+        if picture := optional(row, "image", str):
+            # Each split has a folder, also for the questions of its small copies, such as minitest.
+            name = f"{text(row, 'split')}/{key}/{picture}"
+            places = [Path(below(root.folder / place, name, "image")) for place in (".", "images")]
+            media.append(image(str(next((place for place in places if place.is_file()), places[0]))))
+        context = [*(["TXT"] if hint else []), *(["IMG"] if media else [])] or ["NO"]
+        years = "G1-6" if whole(grade.removeprefix("grade"), "grade") <= MIDDLE_GRADE else "G7-12"
+        record = file.question(
+            key,
+            media[0] if media else image("none"),
+            question=f"Context: {hint}\n{asked}" if hint else asked,
+            answers=[chr(ord("A") + answer)],
+            scorer="mc_letter",
+            options=options,
+            category=[*filter(None, [SUBJECTS.get(str(row.get("subject")))]), *context, years],
+            **{name: row.get(name) for name in ("topic", "skill", "lecture", "solution")},
+        )
+        return record.model_copy(update={"media": media})
+
+    for key in map(str, keys):
+        yield from file.convert(key, question, key)
+
+
+def _mmvet(root: DatasetRoot) -> Rows:
+    file, folder = root.file("mm-vet.json"), root.path("images")
+
+    def question(key: str, row: Any) -> Question:
+        return file.question(
+            key,
+            image(below(folder, text(row, "imagename"), "imagename")),
+            question=text(row, "question"),
+            answers=[text(row, "answer")],
+            scorer="mm_vet",
+            category=sorted(str(name) for name in need(row, "capability", list)),
+        )
+
+    for key, row in file.data.items():
+        yield from file.convert(key, question, key, row)
+
+
+READERS = {"mmmu": _mmmu, "scienceqa": _scienceqa, "mmvet": _mmvet}

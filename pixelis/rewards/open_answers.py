@@ -1,0 +1,71 @@
+"""MMMU's comparison of open answers: what a reply states is looked for in it, as text or as a number.
+
+Source: the rules of https://github.com/MMMU-Benchmark/MMMU, eval/eval_utils.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+MARKERS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+"""Words before a conclusion; in the last line also ``=``."""
+MAX_LIST_CHARACTERS = 10_000
+_NUMBERS = (
+    re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
+    re.compile(r"-?\d+(?:\.\d+)?e[+-]?\d+"),
+    re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?!e[+-]?\d)(?![,\d])"),
+)
+"""Numbers with thousands commas, in scientific notation, and plain; each is looked for in the whole text."""
+
+
+def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
+    """1.0 when the answer contains an accepted text, or a number that equals an accepted one to two decimals."""
+    if answer is None:
+        return 0.0
+    conclusions = _conclusions(answer)
+    found = [*conclusions, *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text))]
+    values = {value for text in found if (value := _rounded(text)) is not None}
+    texts = [text.strip().lower() for text in found if _rounded(text) is None]
+    for truth in truths:
+        if (number := _rounded(truth)) is not None:
+            if number in values:
+                return 1.0
+            continue
+        plain = truth.strip().lower()
+        # A single character must stand beside a blank: otherwise every word with it would be right.
+        variants = (f" {plain}", f"{plain} ") if len(plain) == 1 else (plain,)
+        if any(variant in text for variant in variants for text in texts):
+            return 1.0
+    return 0.0
+
+
+def _conclusions(answer: str) -> list[str]:
+    """For each line the shortest text after a marker; the whole answer if no line has one."""
+    whole = answer.strip().strip(".").lower()
+    lines, results = whole.split("\n"), list[str]()
+    for number, line in enumerate(lines):
+        markers = (*MARKERS, "=") if number == len(lines) - 1 else MARKERS
+        tails = [line.rsplit(marker, 1)[1].strip() for marker in markers if marker in line]
+        if tails and (shortest := min(filter(None, tails), key=len, default="")) and shortest not in ":,.!?;'":
+            results.append(shortest)
+    return results or [whole]
+
+
+def _rounded(text: str) -> float | None:
+    try:
+        return round(float(text.strip().replace(",", "")), 2)
+    except (ValueError, OverflowError):
+        return None
+
+
+def list_text(text: str) -> list[str] | None:
+    """The texts of a list written as Python does, such as ``['a', "b's"]``; None for anything else. Nothing is evaluated."""
+    if len(text) > MAX_LIST_CHARACTERS:
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+    return [str(item) for item in value] if isinstance(value, list) else None
