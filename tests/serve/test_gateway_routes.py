@@ -315,6 +315,16 @@ def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backen
     assert all(url.startswith("data:image/png;base64,") for url in shown["pictures"].values())
 
 
+def test_the_status_says_what_candidates_have_learnt_from(deployed: Deployed) -> None:
+    shares = {"tasks": 16, "users": 3, "user": "0a1b", "user_share": 0.25, "question_share": 0.125}
+    ray.get(deployed.evolution.audit.remote("candidate", "learner", "publish", "success", {"version": 77, "shares": shares}))
+    with deployed.client() as client:
+        status = client.get("/v1/evolution").json()
+    (learnt,) = [entry for entry in status["learnt"] if entry["version"] == 77]
+    assert {name: learnt[name] for name in shares} == shares
+    assert len(status["audit"]) <= 20
+
+
 def test_repeated_requests_use_the_cache(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
     rollouts = deployed.counters()["rollouts"]
     body = {"model": "pixelis-nano", "seed": 3, "messages": None}

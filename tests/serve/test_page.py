@@ -1,4 +1,4 @@
-"""The page of the deployed gateway in headless Chromium: asking, feedback, settings, failures, evolution, injected markup."""
+"""The page of the deployed gateway in headless Chromium: asking, feedback, settings, failures, injected markup."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import functools
 import io
 import json
 import re
-import time
 from typing import Any
 
 import av
 import httpx
 import numpy as np
 import pytest
-import ray
 from browser_helpers import Opened, ask, fits, picture
 from gateway_helpers import until
 from PIL import Image
 from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed, picture_url
 
-from pixelis.config import EvolutionConfig, RewardsConfig, load
-from pixelis.evolution.updates import make_task
-from pixelis.evolution.vote import majority
-from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
+from pixelis.config import load
 from pixelis.serve.routes.page import EXAMPLES, SWAGGER_FILES, page_files, page_settings
 
 pytestmark = pytest.mark.slow
@@ -432,149 +427,3 @@ def test_the_keyboard_reaches_everything(opened: Opened) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("#evolution:not([hidden])")
     assert page.get_attribute("nav a[href='#/evolution']", "aria-current") == "page"
-
-
-# -- evolution ----------------------------------------------------------------------------------------------------------
-
-
-def put_review(evolution: Any) -> str:
-    """Put an update into the review queue of the service's Evolution; returns its question."""
-    text = f"{MARKUP} which digit? {new_id('q')}"
-    question = Question(id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
-    image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
-
-    def sample(answer: str) -> Trajectory:
-        turn = Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.1])
-        stop = StopReason.ANSWER
-        return Trajectory(question_id=question.id, group_id="g", images=[image], turns=[turn], answer=answer, stop_reason=stop)
-
-    trajectories = [sample(a) for a in ("7", "7", "7", "1")]
-    verdict = majority([t.answer for t in trajectories])
-    group = Group(id="g", question=question, trajectories=trajectories)
-    task = make_task(group, verdict, EvolutionConfig(gate=0.5), RewardsConfig(), now=time.time(), experience_id=new_id("exp"))
-    assert task is not None
-    view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
-    Image.fromarray(view).save(buffer, "PNG")
-    given = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
-    assert ray.get(evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.queue.put(*update), *given))
-    return text
-
-
-def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -> None:
-    questions = [put_review(deployed.evolution) for _ in range(2)]
-    page = opened("evolution")
-    cards = [page.locator(".review", has_text=question) for question in questions]
-    for card in cards:
-        expect(card.locator(".thumbnails img")).to_have_js_property("naturalWidth", 8)
-        assert card.locator(".voted").all_text_contents() == ["7", "1"]
-    page.fill("#reviewer", "Ada")
-    cards[0].locator("[name=answer]").fill("1")
-    cards[0].locator("[name=comment]").fill("it is a one")
-    with page.expect_response("**/v1/review?*"):  # the page polls again and keeps the input
-        page.clock.fast_forward(2500)
-    assert cards[0].locator("[name=answer]").input_value() == "1"
-    with page.expect_response("**/v1/review/*") as response:
-        cards[0].get_by_role("button", name="Approve").click()
-    assert response.value.status == 200
-    assert response.value.request.post_data_json == {
-        "decision": "approve",
-        "answer": "1",
-        "comment": "it is a one",
-        "reviewer": "Ada",
-    }
-    with page.expect_response("**/v1/review/*") as response:
-        cards[1].get_by_role("button", name="Reject").click()
-    assert response.value.status == 200
-    with deployed.client() as client:
-        decided = {
-            r["question"]["question"]: r
-            for s in ("approved", "rejected")
-            for r in client.get(f"/v1/review?state={s}").json()["data"]
-        }
-    assert [decided[q]["state"] for q in questions] == ["approved", "rejected"]
-    assert (decided[questions[0]]["answer"], decided[questions[0]]["reviewer"]) == ("1", "Ada")
-    expect(page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first).to_be_visible()
-    assert page.locator("img[src=x]").count() == 0
-
-
-def test_the_evolution_view_shows_status_and_sends_orders(deployed: Deployed, opened: Opened) -> None:
-    page = opened("evolution")
-    expect(page.locator("#evolution-versions .served th")).to_have_text("v0")
-    page.click("text=Pause learning")
-    expect(page.locator("#evolution-result")).to_contain_text("Learning is paused.")
-    expect(page.locator(".state .pill")).to_have_text("paused")
-    assert ray.get(deployed.evolution.status.remote())["paused"]
-    page.click("text=Resume learning")
-    expect(page.locator("#evolution-result")).to_contain_text("Learning has resumed.")
-    page.get_by_role("button", name="Roll back").click()
-    assert page.evaluate("document.activeElement.id") == "confirm-no"
-    page.click("#confirm-no")
-    page.get_by_role("button", name="Roll back").click()
-    page.click("#confirm-yes")
-    expect(page.locator("#evolution-result [role=alert]")).to_be_visible()  # there is no earlier version
-    assert ray.get(deployed.evolution.status.remote())["served"] == 0
-
-
-def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
-    page = opened("evolution")
-    page.wait_for_selector("#evolution-versions tr")
-    requested: list[str] = []
-    page.click("nav a[href='#/ask']")
-    page.on("request", lambda request: requested.append(request.url))
-    page.clock.fast_forward(60_000)
-    page.wait_for_timeout(200)
-    assert requested == []
-    with page.expect_request("**/v1/evolution"):
-        page.click("nav a[href='#/evolution']")
-
-
-def test_all_parts_of_the_evolution_view_are_drawn(opened: Opened) -> None:
-    def judged(version: int, accuracy: float, decision: str) -> dict[str, Any]:
-        return {
-            "version": version,
-            "time": time.time(),
-            "accuracy": accuracy,
-            "reference_accuracy": 0.8,
-            "decision": decision,
-            "reason": "r",
-        }
-
-    page = opened()
-    alert = {
-        "time": time.time(),
-        "severity": "critical",
-        "metric": MARKUP,
-        "side": "over",
-        "value": 0.3,
-        "limit": 0.2,
-        "message": "m",
-    }
-    reply = {
-        "enabled": True,
-        "policy_version": 2,
-        "updates": 5,
-        "queue": 1,
-        "counts": {},
-        "status": {"served": 2, "learning": True, "paused": False, "beta": 0.01, "mean_kl": None, "candidate": 3},
-        "versions": [{"version": i, "status": s} for i, s in enumerate(("promoted", "rolled_back", "promoted", "candidate"))],
-        "canary": [judged(1, 0.7, "roll_back"), judged(2, 0.85, "promote"), judged(3, 0.6, "refuse")],
-        "alerts": [alert],
-        "audit": [
-            {"time": time.time(), "event": "alert", "actor": MARKUP, "action": "a", "result": "success", "details": {"x": MARKUP}}
-        ],
-    }
-    refused = {"result": {"promoted": False, "reason": "fell", "accuracy": 0.6, "reference_accuracy": 0.85}}
-    page.route("**/v1/evolution", lambda route: route.fulfill(json=reply))
-    page.route("**/v1/evolution/promote", lambda route: route.fulfill(json=refused))
-    page.route("**/v1/review?*", lambda route: route.fulfill(status=404, json={}))
-    page.click("nav a[href='#/evolution']")
-    expect(page.locator(".chart .good")).to_have_count(1)
-    expect(page.locator(".chart path.bad")).to_have_count(2)
-    assert "the last, version 3: 60 %, reference 80 %" in str(page.get_attribute(".chart", "aria-label"))
-    assert page.locator(".versions .actions").all_text_contents() == ["Promote", "", "", "Roll back to this"]
-    expect(page.locator("#evolution-alerts .critical")).to_contain_text(MARKUP)
-    expect(page.locator("#reviews")).to_contain_text("has no review queue")
-    page.get_by_role("button", name="Promote").click()
-    page.click("#confirm-yes")
-    expect(page.locator("#evolution-result")).to_contain_text("The canary refused it: fell (accuracy 60 %, reference 85 %)")
-    assert page.title() == "Pixelis · Evolution"

@@ -16,7 +16,7 @@ export function outcome(entry) {
 export function canaryChart(entries, width) {
   const chartWidth = Math.min(900, Math.max(260, Math.round(width)));
   const points = entries.filter((entry) => isNumber(entry.accuracy)).slice(-200);
-  if (!points.length) return h("p", { class: "missing" }, "No version has been judged yet.");
+  if (!points.length) return h("p", { class: "missing" }, "No version has been tested yet.");
   const values = points.flatMap((p) => [p.accuracy, p.reference_accuracy]).filter(isNumber);
   const low = Math.max(0, Math.floor((Math.min(...values) - 0.05) * 10) / 10);
   const high = Math.min(1, Math.max(low + 0.2, Math.ceil((Math.max(...values) + 0.02) * 10) / 10));
@@ -42,12 +42,12 @@ export function canaryChart(entries, width) {
       : svg("path", { class: "bad", d: `M${a - 5} ${b - 5}l10 10m0-10l-10 10` }, title);
   });
   const last = points.at(-1);
-  const label = `Accuracy on the canary questions of ${points.length} judgements; the last, version ${last.version}: ${percent(last.accuracy)}, reference ${percent(last.reference_accuracy)}`;
+  const label = `Share of test questions answered correctly in ${points.length} tests; the last, version ${last.version}: ${percent(last.accuracy)}, compared with ${percent(last.reference_accuracy)}`;
   const rows = points.slice().reverse().map((p) => h("tr", {}, h("td", { "data-label": "Version" }, `v${p.version}`), h("td", { "data-label": "Accuracy" }, percent(p.accuracy)),
     h("td", { "data-label": "Reference" }, percent(p.reference_accuracy)), h("td", { "data-label": "Decision", class: outcome(p).good ? "right" : "wrong" }, outcome(p).words), h("td", { "data-label": "When" }, timeAgo(p.time))));
   return h("figure", { class: "curve" },
     svg("svg", { class: "chart", viewBox: `0 0 ${chartWidth} ${HEIGHT}`, role: "img", "aria-label": label }, grid, names, line("reference_accuracy", "reference"), line("accuracy", "accuracy"), dots),
-    h("figcaption", {}, h("span", { class: "k" }, h("i", { class: "key line" }), "accuracy of the version"), h("span", { class: "k" }, h("i", { class: "key dashed" }), "accuracy of its reference"),
+    h("figcaption", {}, h("span", { class: "k" }, h("i", { class: "key line" }), "test questions that the version answered correctly"), h("span", { class: "k" }, h("i", { class: "key dashed" }), "and the version that it was compared with"),
       h("span", { class: "k right" }, "● accepted"), h("span", { class: "k wrong" }, "× refused or rolled back")),
     h("details", {}, h("summary", {}, "As a table"), h("div", { class: "wide" }, h("table", {},
       h("thead", {}, h("tr", {}, ["Version", "Accuracy", "Reference", "Decision", "When"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)))));

@@ -86,7 +86,7 @@ export function facts(...pairs) {
 /** Ask for confirmation of an action that affects others. Resolves to true or false. */
 export function confirm(question, yes) {
   const dialog = $("confirm");
-  $("confirm-text").replaceChildren(question);
+  $("confirm-text").replaceChildren(...[question].flat(9));
   $("confirm-yes").textContent = yes;
   return new Promise((resolve) => {
     const done = (value) => {

@@ -15,6 +15,7 @@ export function setUp(given, onKeyNeeded) {
   $("search").hidden = !settings.memory;
   $("words").maxLength = settings.max_question_chars;
   if (!settings.memory) $("memory-about").textContent = "This service runs without a memory: it stores no questions and no answers.";
+  if (matchMedia("(pointer: coarse)").matches) $("search-hint").hidden = true;
   $("search-choose").addEventListener("change", (event) => {
     usePicture(event.target.files[0]);
     event.target.value = "";

@@ -49,6 +49,7 @@ class EvolutionStatus(BaseModel):
     """Reply of ``GET /v1/evolution``.
 
     ``status`` comes from the Evolution actor; ``canary`` are its judgements, oldest first; ``audit`` and ``alerts`` the latest.
+    ``learnt`` says of recent candidates what they learnt from: version, time, and the largest shares as in the audit log.
     """
 
     object: Literal["evolution.status"] = "evolution.status"
@@ -62,6 +63,7 @@ class EvolutionStatus(BaseModel):
     memory: dict[str, Any] = {}
     versions: list[PolicyVersion] = []
     canary: list[dict[str, Any]] = []
+    learnt: list[dict[str, Any]] = []
     audit: list[Any] = []
     alerts: list[dict[str, Any]] = []
 

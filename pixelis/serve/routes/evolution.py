@@ -25,6 +25,8 @@ from pixelis.serve.state import STATUS_TIMEOUT_S, GatewayState
 
 RECENT = 20
 """Audit events and alerts in a status."""
+CANDIDATES = 200
+"""Latest audit events among which a status looks for candidates."""
 _NO_VALUES: dict[str, Any] = {}
 _NO_ITEMS: list[Any] = []
 
@@ -40,7 +42,7 @@ async def evolution_status(state: State) -> EvolutionStatus:
     (stats, status), (versions, canary), (audit, alerts), memory = await asyncio.gather(
         asyncio.gather(read("stats", _NO_VALUES), read("status", _NO_VALUES)),
         asyncio.gather(read("versions", _NO_ITEMS), read("canary_curve", _NO_ITEMS)),
-        asyncio.gather(read("recent_audit", _NO_ITEMS, RECENT), read("alerts", _NO_ITEMS, RECENT)),
+        asyncio.gather(read("recent_audit", _NO_ITEMS, CANDIDATES), read("alerts", _NO_ITEMS, RECENT)),
         _memory_stats(state),
     )
     served = status.get("served")
@@ -59,7 +61,12 @@ async def evolution_status(state: State) -> EvolutionStatus:
         memory=memory,
         versions=versions,
         canary=canary,
-        audit=audit,
+        learnt=[
+            {"version": event["details"]["version"], "time": event["time"], **event["details"]["shares"]}
+            for event in audit
+            if event["event"] == "candidate" and event["details"].get("shares")
+        ],
+        audit=audit[:RECENT],
         alerts=alerts,
     )
 

@@ -1,0 +1,227 @@
+"""The Evolution view of the deployed gateway's page in headless Chromium: what was learnt, orders, alerts, reviews, audit log."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from browser_helpers import Opened
+from gateway_helpers import publish
+from PIL import Image
+from playwright.sync_api import Page, expect
+from scripted import Deployed
+
+from pixelis.config import EvolutionConfig, RewardsConfig
+from pixelis.evolution.updates import make_task
+from pixelis.evolution.vote import majority
+from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
+
+pytestmark = pytest.mark.slow
+
+MARKUP = "<img/src=x/onerror=document.title='run'>"
+
+
+def put_review(evolution: Any) -> str:
+    """Put an update into the review queue of the service's Evolution; returns its question."""
+    text = f"{MARKUP} which digit? {new_id('q')}"
+    question = Question(id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
+    image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
+
+    def sample(answer: str) -> Trajectory:
+        turn = Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.1])
+        stop = StopReason.ANSWER
+        return Trajectory(question_id=question.id, group_id="g", images=[image], turns=[turn], answer=answer, stop_reason=stop)
+
+    trajectories = [sample(a) for a in ("7", "7", "7", "1")]
+    verdict = majority([t.answer for t in trajectories])
+    group = Group(id="g", question=question, trajectories=trajectories)
+    task = make_task(group, verdict, EvolutionConfig(gate=0.5), RewardsConfig(), now=time.time(), experience_id=new_id("exp"))
+    assert task is not None
+    view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
+    Image.fromarray(view).save(buffer, "PNG")
+    given = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
+    assert ray.get(evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.queue.put(*update), *given))
+    return text
+
+
+def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -> None:
+    questions = [put_review(deployed.evolution) for _ in range(2)]
+    page = opened("evolution")
+    cards = [page.locator(".review", has_text=question) for question in questions]
+    for card in cards:
+        expect(card.locator(".thumbnails img")).to_have_js_property("naturalWidth", 8)
+        assert card.locator(".voted").all_text_contents() == ["7", "1"]
+    page.fill("#reviewer", "Ada")
+    cards[0].locator("[name=answer]").fill("1")
+    cards[0].locator("[name=comment]").fill("it is a one")
+    with page.expect_response("**/v1/review?*"):  # the page polls again and keeps the input
+        page.clock.fast_forward(2500)
+    assert cards[0].locator("[name=answer]").input_value() == "1"
+    with page.expect_response("**/v1/review/*") as response:
+        cards[0].get_by_role("button", name="Approve").click()
+    assert response.value.status == 200
+    assert response.value.request.post_data_json == {
+        "decision": "approve",
+        "answer": "1",
+        "comment": "it is a one",
+        "reviewer": "Ada",
+    }
+    with page.expect_response("**/v1/review/*") as response:
+        cards[1].get_by_role("button", name="Reject").click()
+    assert response.value.status == 200
+    with deployed.client() as client:
+        decided = {
+            r["question"]["question"]: r
+            for s in ("approved", "rejected")
+            for r in client.get(f"/v1/review?state={s}").json()["data"]
+        }
+    assert [decided[q]["state"] for q in questions] == ["approved", "rejected"]
+    assert (decided[questions[0]]["answer"], decided[questions[0]]["reviewer"]) == ("1", "Ada")
+    expect(page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first).to_be_visible()
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_learning_is_paused_and_resumed(deployed: Deployed, opened: Opened) -> None:
+    page = opened("evolution")
+    expect(page.locator("#evolution-versions .served th")).to_have_text("Version 0")
+    expect(page.locator("#evolution-versions .served")).to_contain_text("answers now")
+    page.click("text=Pause learning")
+    expect(page.locator("#evolution-result")).to_contain_text("Learning is paused.")
+    expect(page.locator(".state .pill")).to_have_text("paused")
+    assert ray.get(deployed.evolution.status.remote())["paused"]
+    page.click("text=Resume learning")
+    expect(page.locator("#evolution-result")).to_contain_text("Learning has resumed.")
+
+
+def test_going_back_says_what_will_happen_and_is_confirmed(deployed: Deployed, opened: Opened) -> None:
+    with deployed.client() as client:
+        before = client.get("/v1/evolution").json()["policy_version"]
+        version = publish(0.9)
+        assert client.post("/v1/evolution/promote", json={"version": version, "force": True}).status_code == 200
+    page = opened("evolution")
+    back = page.locator("#evolution-status").get_by_role("button", name=f"Go back to version {before}")
+    back.click()
+    assert page.evaluate("document.activeElement.id") == "confirm-no"
+    dialog = page.locator("#confirm-text")
+    expect(dialog).to_contain_text(f"Version {before} answers from the next request on.")
+    expect(dialog).to_contain_text(f"Version {version} is withdrawn: what it learnt is no longer used")
+    page.keyboard.press("Escape")
+    assert ray.get(deployed.evolution.status.remote())["served"] == version
+    back.click()
+    page.click("#confirm-yes")
+    expect(page.locator("#evolution-result")).to_contain_text(f"Version {before} answers again.")
+    assert ray.get(deployed.evolution.status.remote())["served"] == before
+    expect(page.locator("#evolution-versions tr", has_text=f"Version {version}").locator(".pill")).to_have_text("withdrawn")
+
+
+def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
+    page = opened("evolution")
+    page.wait_for_selector("#evolution-versions tr")
+    requested: list[str] = []
+    page.click("nav a[href='#/ask']")
+    page.on("request", lambda request: requested.append(request.url))
+    page.clock.fast_forward(60_000)
+    page.wait_for_timeout(200)
+    assert requested == []
+    with page.expect_request("**/v1/evolution"):
+        page.click("nav a[href='#/evolution']")
+
+
+def shown(opened: Opened, **changes: Any) -> Page:
+    """The view of a service with four versions: 1 refused, 2 answers, 3 is not served."""
+
+    def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[str, Any]:
+        reference = {"reference_accuracy": 0.8, "questions": 128, "mean": accuracy - 0.8, "se": 0.02, "against": 0}
+        return {"version": version, "time": time.time(), "accuracy": accuracy, "decision": decision, **reference, **more}
+
+    reply = {
+        "enabled": True,
+        "policy_version": 2,
+        "updates": 5,
+        "queue": 1,
+        "counts": {},
+        "status": {"served": 2, "learning": True, "paused": False, "beta": 0.01, "mean_kl": None, "candidate": 3},
+        "versions": [{"version": i, "status": s} for i, s in enumerate(("promoted", "rolled_back", "promoted", "candidate"))],
+        "canary": [judged(1, 0.7, "refuse", reason="fell"), judged(2, 0.85, "promote"), judged(2, 0.84, "keep")],
+        "learnt": [
+            {"version": 1, "tasks": 32, "users": 1, "user": "", "user_share": 1.0},
+            {"version": 2, "tasks": 64, "users": 5, "user": MARKUP, "user_share": 0.25},
+        ],
+        "alerts": [],
+        "audit": [],
+        **changes,
+    }
+    page = opened()
+    page.route("**/v1/evolution", lambda route: route.fulfill(json=reply))
+    page.route("**/v1/review?*", lambda route: route.fulfill(status=404, json={}))
+    page.click("nav a[href='#/evolution']")
+    return page
+
+
+def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opened) -> None:
+    page = shown(opened)
+    rows = page.locator(".versions tbody tr")
+    expect(rows.locator("th")).to_have_text(["Version 3", "Version 2", "Version 1", "Version 0"])
+    assert rows.locator(".pill").all_text_contents() == ["not served", "answers now", "refused", "answered before"]
+    learnt = rows.locator("[data-label='Learnt from']").all_text_contents()
+    assert learnt[1:3] == [
+        f"64 answers by 5 users; the most from one user: 25 % ({MARKUP[:20]} … ({len(MARKUP) - 20} more characters))",
+        "32 answers by callers that gave no name",
+    ]
+    tests = rows.locator("[data-label='Test']").all_text_contents()
+    gain = "85 % of 128 test questions right; version 0: 80 %. +5.0 points (95 % interval +1.1 to +8.9)."
+    assert tests[1] == gain
+    expect(page.locator(".gain")).to_have_text(f"Version 2: {gain}")
+    expect(rows.nth(2)).to_contain_text("it answers fewer test questions correctly")
+    expect(page.locator(".state")).to_have_text("learning Version 2 answers now. Version 3 is being tested.")
+    expect(page.locator(".chart .good")).to_have_count(2)
+    expect(page.locator(".chart path.bad")).to_have_count(1)
+    assert "the last, version 2: 84 %, compared with 80 %" in str(page.get_attribute(".chart", "aria-label"))
+    expect(page.locator("#reviews")).to_contain_text("has no review queue")
+    assert page.locator("img[src=x]").count() == 0
+    assert page.title() == "Pixelis · Evolution"
+
+
+def test_a_version_that_fails_its_test_is_not_served(opened: Opened) -> None:
+    page = shown(opened)
+    assert page.locator(".versions .actions").all_text_contents() == ["Serve this", "", "", "Go back to this"]
+    result = {"promoted": False, "reason": "fell", "accuracy": 0.6, "reference_accuracy": 0.85, "questions": 9, "against": 2}
+    page.route("**/v1/evolution/promote", lambda route: route.fulfill(json={"result": result}))
+    page.get_by_role("button", name="Serve this").click()
+    expect(page.locator("#confirm-text")).to_contain_text("It is tested first")
+    with page.expect_request("**/v1/evolution/promote") as sent:
+        page.click("#confirm-yes")
+    assert sent.value.post_data_json == {"version": 3}
+    alert = page.locator("#evolution-result [role=alert]")
+    expect(alert).to_contain_text("Version 3 does not answer: its test failed.")
+    expect(alert).to_contain_text("60 % of 9 test questions right; version 2: 85 %.")
+
+
+def test_alerts_are_told_in_plain_words(opened: Opened) -> None:
+    def alert(metric: str, value: float, severity: str = "warning") -> dict[str, Any]:
+        limits = {"side": "over", "limit": 0.2, "message": "m"}
+        return {"time": time.time() - value, "metric": metric, "value": value, "severity": severity, **limits}
+
+    audit = {"time": time.time(), "event": "alert", "actor": MARKUP, "action": "a", "result": "success", "details": {"x": MARKUP}}
+    alerts = [alert("learner_failed", 1, "critical"), alert("queue_fill", 2), alert(MARKUP, 3, "critical")]
+    page = shown(opened, alerts=alerts, audit=[audit])
+    lines = page.locator("#evolution-alerts li")
+    expect(lines.nth(0)).to_contain_text("Act now")
+    expect(lines.nth(0)).to_contain_text("The learner has failed. The service still answers")
+    expect(lines.nth(1)).to_contain_text("Have a look")
+    expect(lines.nth(2)).to_contain_text(f"{MARKUP} is 3, above 0.2")
+    expect(page.locator("#evolution-audit td").nth(1)).to_have_text(MARKUP)
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_without_an_earlier_version_there_is_no_way_back(opened: Opened) -> None:
+    versions = [{"version": 0, "status": "promoted"}]
+    page = shown(opened, versions=versions, canary=[], learnt=[], status={"served": 0, "learning": True})
+    expect(page.locator(".status")).to_contain_text("There is no earlier version to go back to.")
+    expect(page.locator(".state")).to_contain_text("Version 0 answers now, the policy as it was trained.")
+    expect(page.locator("#evolution-canary")).to_contain_text("No version has been tested yet.")
+    assert page.get_by_role("button", name="Go back").count() == 0
