@@ -122,12 +122,13 @@ def read_groups(folder: Path) -> dict[str, Group]:
 
 def result_of(trial: Trial) -> dict[str, Any] | None:
     """The result of a finished trial, else None. Raises BadConfig if its folder has a trial of another configuration."""
-    saved = trial.folder / SAVED
-    if saved.is_file() and (changed := differences(load(saved), trial.config)):
-        raise BadConfig(
-            f"{trial.folder} has a trial of another configuration ({', '.join(changed)} changed)",
-            fix=f"choose another `dir`, or remove {trial.folder}",
-        )
+    saved, fix = trial.folder / SAVED, f"choose another `dir`, or remove {trial.folder}"
+    try:
+        changed = differences(load(saved), trial.config) if saved.is_file() else {}
+    except BadConfig as error:
+        raise BadConfig(f"{saved} was written by another version: {error.message}", fix=fix) from None
+    if changed:
+        raise BadConfig(f"{trial.folder} has a trial of another configuration ({', '.join(changed)} changed)", fix=fix)
     path = trial.folder / RESULT
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 

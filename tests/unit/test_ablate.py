@@ -204,6 +204,11 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     assert code == 2
     assert "has a trial of another configuration (evaluate.questions changed)" in err
 
+    (tmp_path / "out/plain/seed_1/trial.yaml").write_text("rft: {questions: 3}")
+    code, _, err = command(capsys, monkeypatch, *more)
+    assert code == 2
+    assert "trial.yaml was written by another version: unknown configuration key `rft.questions`" in err
+
 
 def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
