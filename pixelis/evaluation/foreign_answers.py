@@ -1,7 +1,8 @@
-"""Scores the answers of another model from rows of a file, as Reason-RFT's and R1-V's evaluations write them."""
+"""The answers of another model from a file: rows as evaluations write them, or an object of answers by question id."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,26 +13,52 @@ from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 
 TEXTS = ("pred", "prediction", "model_output", "output", "response")
 """Columns that hold the text of a model; the first that a row has."""
-IDS = ("id", "qid", "doc_id", "question_id")
+IDS = ("id", "qid", "doc_id", "question_id", "questionId")
+SUBMITTED = {"questionId", "answer"}
+"""Columns of a submission to DocVQA and InfographicVQA, whose ``answer`` is the model's."""
+
+
+def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of an object of answers by question id: MM-Vet's and MMMU's texts, ScienceQA's numbers of options under ``results``.
+
+    A number becomes the option's letter, one below 0 an empty answer. Raises BadInput ``no_output`` for another object.
+    """
+    answers = data["results"] if isinstance(data.get("results"), dict) else data
+    if wrong := [id for id, value in answers.items() if isinstance(value, bool) or not isinstance(value, str | int)]:
+        message = f"the value of {wrong[0]!r:.60} is no answer"
+        raise BadInput(message, code="no_output", fix="give rows, or an object of answers by question id")
+    letters = {id: chr(ord("A") + value) if 0 <= value < 26 else "" for id, value in answers.items() if isinstance(value, int)}
+    return [{"id": id, "pred": letters.get(id, value)} for id, value in answers.items()]
+
+
+def _text(row: Mapping[str, Any]) -> str | None:
+    columns = [*TEXTS, *(["answer"] if set(row) == SUBMITTED else [])]
+    return next((row[name] for name in columns if isinstance(row.get(name), str)), None)
+
+
+def _ids(questions: Sequence[Question]) -> dict[str, str]:
+    """The id of a question by itself and by its id in the data set, where no other question has that."""
+    counts = Counter(str(question.meta.get("original_id")) for question in questions)
+    originals = {id: q.id for q in questions if counts[id := str(q.meta.get("original_id"))] == 1}
+    return {**originals, **{question.id: question.id for question in questions}}
 
 
 def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], dialect: str = "plain") -> list[Group]:
     """One group for each question with the texts of its rows, in the order of the questions.
 
-    A row belongs to the question of its id; rows without ids belong to the questions in order. Raises BadInput ``no_output`` for
-    a row without a text, and ``unpaired`` when questions or rows are left over.
+    A row belongs to the question of its id, ours or the data set's; rows without ids belong to the questions in order. Raises
+    BadInput ``no_output`` for a row without a text, and ``unpaired`` when questions or rows are left over.
     """
     texts: dict[str, list[str]] = {question.id: [] for question in questions}
+    ids = _ids(questions)
     for number, row in enumerate(rows):
-        column = next((name for name in TEXTS if isinstance(row.get(name), str)), None)
-        if column is None:
+        if (text := _text(row)) is None:
             raise BadInput(f"row {number} has no text in {', '.join(TEXTS)}", code="no_output")
         own_id = next((str(row[name]) for name in IDS if row.get(name) is not None), None)
-        if own_id is None and number < len(questions):
-            own_id = questions[number].id
-        if own_id not in texts:
+        id = ids.get(own_id) if own_id is not None else questions[number].id if number < len(questions) else None
+        if id is None:
             raise BadInput(f"row {number}: no question {own_id}", code="unpaired", fix="score against the file of its questions")
-        texts[own_id].append(row[column])
+        texts[id].append(text)
     if missing := [id for id, outputs in texts.items() if not outputs]:
         message = f"{len(missing)} questions have no answer, the first is {missing[0]}"
         raise BadInput(message, code="unpaired", fix="set evaluate.questions to the number of rows")
@@ -62,9 +89,10 @@ def with_scores(
     """The rows with ``score``, ``extracted_answer`` (of ``answers`` by trajectory) and the cause of being ``unscored``."""
     left = {group.question.id: list(group.trajectories) for group in groups}
     order, result = [group.question.id for group in groups], []
+    ids = _ids([group.question for group in groups])
     for number, row in enumerate(rows):
         own_id = next((str(row[name]) for name in IDS if row.get(name) is not None), None)
-        trajectory = left[own_id if own_id is not None else order[number]].pop(0)
+        trajectory = left[ids[own_id] if own_id is not None else order[number]].pop(0)
         scored = {"score": trajectory.rewards.get("accuracy"), "extracted_answer": answers[trajectory.id]}
         result.append({**row, **scored, **({"unscored": trajectory.unscored} if trajectory.unscored else {})})
     return result

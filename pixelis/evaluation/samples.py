@@ -13,6 +13,7 @@ from pixelis.evaluation.metrics import interval_of
 from pixelis.records import Group, Trajectory
 from pixelis.rewards.equality import Equality, classes
 from pixelis.rewards.extraction import answers_of
+from pixelis.rewards.scorers import number
 from pixelis.rewards.services import Services
 
 
@@ -65,8 +66,8 @@ def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) ->
     if len(seeds) < 2:
         return {}
     by_seed = {}
-    for number, seed in enumerate(seeds):
-        part = slice(number * samples, (number + 1) * samples)
+    for place, seed in enumerate(seeds):
+        part = slice(place * samples, (place + 1) * samples)
         by_seed[str(seed)] = _accuracy([(group.question.id, t) for group in groups for t in group.trajectories[part]])
     known = [scores["accuracy"] for scores in by_seed.values() if scores["accuracy"] is not None]
     spread = {"seed_mean": statistics.fmean(known), "seed_std": statistics.stdev(known)} if len(known) > 1 else {}
@@ -94,6 +95,28 @@ def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
             members = {value: [(g.question.id, t) for g, t in episodes if value in key(g)] for value in names}
             result[name] = {value: _accuracy(of_value) for value, of_value in members.items()}
     return result
+
+
+def count_errors(groups: Sequence[Group], answers: Mapping[str, str | None]) -> dict[str, Any]:
+    """Mean absolute error and root of the mean squared one of the counts (TallyQA); answers without a number are left out.
+
+    Empty without questions of the scorer ``count``.
+    """
+    errors = [
+        min(abs(value - truth) for truth in truths)
+        for group in groups
+        if group.question.scorer == "count" and (truths := _numbers(group.question.answers or []))
+        for t in group.trajectories
+        for value in _numbers([answers.get(t.id) or ""])
+    ]
+    if not errors:
+        return {}
+    rmse = math.sqrt(statistics.fmean(error * error for error in errors))
+    return {"count_errors": {"mae": statistics.fmean(errors), "rmse": rmse, "n": len(errors)}}
+
+
+def _numbers(texts: Sequence[str]) -> list[float]:
+    return [value for text in texts if (value := number(text)) is not None]
 
 
 def categories_of(group: Group) -> list[str]:

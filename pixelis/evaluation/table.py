@@ -26,6 +26,9 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for value, scores in summary.get(part, {}).items():
             if scores["n"]:
                 yield value, f"{_value(scores['accuracy'], scores['ci95'])}  {scores['n']}"
+    if "count_errors" in summary:
+        errors = summary["count_errors"]
+        yield "count errors", f"mean {errors['mae']:.3f}, root mean square {errors['rmse']:.3f} on {errors['n']} numbers"
     if "seed_mean" in summary:
         names = ", ".join(f"{seed}: {scores['accuracy']:.3f}" for seed, scores in summary["seeds"].items() if scores["n"])
         yield "seeds", f"{summary['seed_mean']:.3f} +- {summary['seed_std']:.3f}  ({names})"

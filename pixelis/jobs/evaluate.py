@@ -30,10 +30,11 @@ from pixelis.datasets.files import Row as FileRow
 from pixelis.datasets.files import read_file
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions, require_text
+from pixelis.datasets.readers.base import read_json
 from pixelis.errors import BadInput, DataFailure, MissingFile
 from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.metrics import correctness, summarise
-from pixelis.evaluation.samples import breakdown, question_rows, sample_metrics, seed_metrics
+from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
 from pixelis.jobs.chat_model import ChatModel
 from pixelis.jobs.driver import driver, folder_without_policy, run_folder, watch
@@ -118,6 +119,7 @@ def summary_of(
 ) -> dict[str, Any]:
     """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
     metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
+    metrics |= count_errors(groups, answers_of([t for group in groups for t in group.trajectories], config.rewards, services))
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
 
 
@@ -196,12 +198,8 @@ def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous
 
 
 def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As ``evaluate_sets`` for the model of ``evaluate.api``, which is offered no operations; no cluster is started.
-
-    Other models need not know our tags, so answers are read leniently unless ``rewards.extractor`` is set.
-    """
-    if config.rewards.extractor == "dialect":
-        config = config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "lenient"})})
+    """As ``evaluate_sets`` for the model of ``evaluate.api``, which is offered no operations; no cluster is started."""
+    config = _lenient(config)
     sets, e = config.evaluate.sets or {config.run.name: config.data.evaluate}, config.evaluate
     summaries, pages = list(previous), list[EpisodePage]()
     model, grader = ChatModel(config, folder, max_pixels), Grader(config.rewards, folder)
@@ -230,6 +228,13 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
     return summaries
 
 
+def _lenient(config: Config) -> Config:
+    """For models that need not know our tags: answers are read leniently unless ``rewards.extractor`` is set."""
+    if config.rewards.extractor != "dialect":
+        return config
+    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "lenient"})})
+
+
 def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds: Sequence[int] = (), samples: int = 1) -> Arm:
     """The scored episodes of a model that is no policy of ours."""
     with ThreadPoolExecutor(4) as pool:
@@ -245,9 +250,10 @@ def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
 
 def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     """Score the file `evaluate.answers` against data.evaluate; returns the summary."""
+    config = _lenient(config)
     assert config.evaluate.answers is not None
     path = Path(config.evaluate.answers)
-    rows = [row.values if isinstance(row, FileRow) else _refuse(row) for row in read_file(fs.LocalFileSystem(), str(path))]
+    rows = _answer_rows(path)
     questions = list(read_questions(config.data.evaluate, limit=config.evaluate.questions, epochs=1))
     groups = foreign_answers.episodes(rows, questions)
     grader = Grader(config.rewards, folder)
@@ -261,7 +267,22 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     output.write_text(
         json.dumps(foreign_answers.with_scores(rows, arm.groups, answers), indent=2, ensure_ascii=False), encoding="utf-8"
     )
+    save(config, folder, arm)
+    if config.evaluate.baseline is not None:
+        arm.summary["baseline"] = compare_with(config.evaluate.baseline, arm)
     return arm.summary
+
+
+def _answer_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of answers. MissingFile, BadInput."""
+    if not path.is_file():
+        raise MissingFile(f"evaluate.answers: no file {path}", fix="name the file of the other model's answers")
+    if path.suffix == ".json":
+        with path.open(encoding="utf-8-sig") as file:
+            is_object = file.read(1024).lstrip().startswith("{")
+        if is_object:
+            return foreign_answers.rows_of(read_json(path))
+    return [row.values if isinstance(row, FileRow) else _refuse(row) for row in read_file(fs.LocalFileSystem(), str(path))]
 
 
 def _refuse(row: BadRow) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pixelis.config.evaluate import System
 from pixelis.errors import BadInput, MissingFile
 from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.metrics import evaluation_metrics
-from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics, seed_metrics
+from pixelis.evaluation.samples import breakdown, count_errors, pass_at, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
 from pixelis.jobs import evaluate
 from pixelis.jobs.dry_run import inputs
@@ -267,6 +267,58 @@ def test_another_models_answers_are_scored_from_a_file(tmp_path: Path, capsys: p
     assert all(row["pred"] == text for row, text in zip(written, PREDICTIONS, strict=True))
     evaluate.show(summary)
     assert "accuracy 0.500" in capsys.readouterr().out
+
+
+def test_published_files_of_answers_by_id_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = {
+        "question": "Which?",
+        "choices": ["red", "blue"],
+        "grade": "grade1",
+        "subject": "natural science",
+        "split": "test",
+    }
+    problems = {str(i): {**question, "answer": i % 2} for i in range(4)}
+    (tmp_path / "problems.json").write_text(json.dumps(problems))
+    (tmp_path / "pid_splits.json").write_text(json.dumps({"test": list(problems)}))
+    config = parse({"evaluate": {"answers": str(tmp_path / "gpt3.json")}, "data": {"evaluate": f"scienceqa:{tmp_path}"}})
+    files = {
+        "numbers as ScienceQA": {"acc": 75.0, "results": {"0": 0, "1": 1, "2": 0, "3": -1}, "outputs": {}},
+        "texts as MM-Vet and MMMU": {"0": "A", "1": "The answer is (B).", "2": "red", "3": "?"},
+    }
+    for answers in files.values():
+        (tmp_path / "gpt3.json").write_text(json.dumps(answers))
+        assert evaluate.score_answers(config, tmp_path)["accuracy"] == 0.75
+    rows = [json.loads(line) for line in (tmp_path / "scores-gpt3.jsonl").read_text().splitlines()]
+    assert [row["scores"] for row in rows] == [[1.0], [1.0], [1.0], [0.0]]
+    (tmp_path / "gpt3.json").write_text(json.dumps({"0": ["A"]}))
+    with pytest.raises(BadInput) as error:
+        evaluate.score_answers(config, tmp_path)
+    assert error.value.code == "no_output"
+    (tmp_path / "gpt3.json").unlink()
+    with pytest.raises(MissingFile):
+        evaluate.score_answers(config, tmp_path)
+
+
+def test_a_submission_to_docvqa_is_found_by_its_question_ids() -> None:
+    questions = [Question(id=f"docvqa-val-{i}", question="?", answers=["7"], meta={"original_id": str(i)}) for i in range(2)]
+    rows = [{"questionId": 1, "answer": "b"}, {"questionId": 0, "answer": "a"}]
+    groups = foreign_answers.episodes(rows, questions)
+    assert [g.trajectories[0].turns[0].text for g in groups] == ["a", "b"]
+    answers = {g.trajectories[0].id: g.trajectories[0].turns[0].text for g in groups}
+    assert [row["extracted_answer"] for row in foreign_answers.with_scores(rows, groups, answers)] == ["b", "a"]
+    with pytest.raises(BadInput) as error:  # these rows are questions with their truths
+        foreign_answers.episodes([{"questionId": 1, "question": "?", "answer": "b"}], questions)
+    assert error.value.code == "no_output"
+
+
+def test_errors_of_counts(services) -> None:
+    groups = [group("a", ["9", "seven cups", None], truth="7"), group("b", ["3", "4", "3"], truth="3")]
+    for g in groups:
+        g.question.scorer = "count"
+    answers = {t.id: t.answer for g in groups for t in g.trajectories}
+    assert count_errors(groups, answers) == {"count_errors": {"mae": 0.75, "rmse": pytest.approx((5 / 4) ** 0.5), "n": 4}}
+    groups[0].question.scorer = groups[1].question.scorer = "math"
+    assert count_errors(groups, answers) == {}
 
 
 def test_answers_and_questions_must_fit() -> None:
