@@ -25,7 +25,7 @@ from pixelis.rewards import scorers
 
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
 SOURCES = {
-    "shapes": ("detail_perception", "attributes", "geometric_comparison", "counting", "relations"),
+    "shapes": ("detail_perception", "attributes", "geometric_comparison", "counting", "relations", "follow_up"),
     "text": ("targeted_ocr",),
     "clips": ("frame_selection", "spatio_temporal_tracking"),
 }

@@ -171,7 +171,7 @@ def as_trajectory(demonstration: Demonstration, first: Sequence[ImageView] = ())
     """A demonstration as an episode without tokens; ``first`` are the views that it sees before its first turn."""
     media = [m.id for m in demonstration.media]
     images = list(first)
-    turns = [Turn(role="user", text=demonstration.question, images=[view.id for view in first])]
+    turns = [Turn(role="user", text=demonstration.conversation, images=[view.id for view in first])]
     for step in demonstration.turns:
         if step.op is None:
             turns.append(Turn(role="assistant", text=_turn_text(step, step.answer or "")))

@@ -36,7 +36,7 @@ def content_hash(d: Demonstration, pictures: Sequence[str]) -> str:
         [canonical(turn.think or ""), turn.op, turn.target, rounded(turn.arguments, 4), canonical(turn.answer or ""), turn.learn]
         for turn in d.turns
     ]
-    return _sha([canonical(d.question), list(pictures), sorted(map(canonical, d.answers or [])), d.kind, turns])
+    return _sha([canonical(d.conversation), list(pictures), sorted(map(canonical, d.answers or [])), d.kind, turns])
 
 
 def exact(hashes: Sequence[str]) -> dict[int, int]:

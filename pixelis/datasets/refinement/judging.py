@@ -95,4 +95,4 @@ def describe(d: Demonstration) -> dict[str, object]:
         else:
             row["answer"] = turn.answer
         turns.append(row)
-    return {"question": d.question, "accepted": d.answers or [], "kind": d.kind, "turns": turns}
+    return {"question": d.conversation, "accepted": d.answers or [], "kind": d.kind, "turns": turns}

@@ -102,7 +102,7 @@ def coherence(d: Demonstration) -> float:
     alone.
     """
     targets = {media.id for media in d.media}
-    words = _words(d.question)
+    words = _words(d.conversation)
     values = []
     for turn in d.turns:
         parts = []

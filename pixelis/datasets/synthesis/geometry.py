@@ -18,6 +18,9 @@ from pixelis.rewards.scorers import box_iou
 
 MIN_SIDE = 0.02
 """Shortest side of a generated box: a view of a smaller one shows nothing, and the grid of coordinates is too coarse for it."""
+NEXT = 1.25
+"""Ratio of distances from which on the nearer of two things is the one next to a third."""
+DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
 # Measures
@@ -57,6 +60,28 @@ def heading(dx: float, dy: float, tolerance: float = 33.0) -> str | None:
         if abs((angle - at + 180) % 360 - 180) <= tolerance:
             return name
     return None
+
+
+def neighbours(box: Sequence[float], others: Sequence[Sequence[float]], width: int, height: int) -> dict[str, int]:
+    """The index of the box next to ``box`` by direction (left, right, up, down), where there is one beyond doubt.
+
+    Beyond doubt: it lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within 60
+    degrees is farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
+    """
+    x, y = middle(box)
+    steps = [((u - x) * width, (v - y) * height) for u, v in map(middle, others)]
+    result = {}
+    for name, (ux, uy) in DIRECTIONS.items():
+        ahead = [(math.hypot(dx, dy), i) for i, (dx, dy) in enumerate(steps) if ux * dx + uy * dy > math.hypot(dx, dy) / 2]
+        if not ahead:
+            continue
+        (distance, nearest), *rest = sorted(ahead)
+        other = others[nearest]
+        gap = {"left": box[0] - other[2], "right": other[0] - box[2], "up": box[1] - other[3], "down": other[1] - box[3]}[name]
+        alone = all(farther >= NEXT * distance for farther, _ in rest)
+        if gap >= 0 and alone and heading(*steps[nearest]) == name:
+            result[name] = nearest
+    return result
 
 
 # Masks

@@ -84,7 +84,7 @@ def prompt(demonstration: Demonstration) -> str:
             if turn.observation is not None:
                 row["returned"] = turn.observation.text or f"a picture, {turn.observation.id}"
         turns.append(row)
-    return json.dumps({"question": demonstration.question, "turns": turns}, ensure_ascii=False, sort_keys=True)
+    return json.dumps({"question": demonstration.conversation, "turns": turns}, ensure_ascii=False, sort_keys=True)
 
 
 def read_thoughts(text: str, demonstration: Demonstration, settings: WriterConfig) -> list[str]:
@@ -104,7 +104,7 @@ def read_thoughts(text: str, demonstration: Demonstration, settings: WriterConfi
         raise ValueError(f"{len(thoughts)} thoughts for {len(turns)} turns")
     thoughts = [thought.strip() for thought in thoughts]
     remaining = iter(thoughts)
-    context, numbers, observations = demonstration.question, demonstration.question, set[str]()
+    context, numbers, observations = demonstration.conversation, demonstration.conversation, set[str]()
     last_call = max((i for i, turn in enumerate(demonstration.turns) if turn.op is not None), default=-1)
     for index, turn in enumerate(demonstration.turns):
         numbers += f"\n{turn.think}\n{json.dumps(turn.arguments)}"

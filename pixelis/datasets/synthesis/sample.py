@@ -17,7 +17,7 @@ from pixelis.errors import DataFailure
 from pixelis.operations import colours, masks
 from pixelis.operations.geometry import chain, clamp, relative, to_root
 from pixelis.operations.segment_object_at import percent
-from pixelis.records import Annotations, Box, Demonstration, Level, Provenance, Question, Region
+from pixelis.records import Annotations, Box, Demonstration, Exchange, Level, Line, Provenance, Question, Region
 from pixelis.rewards.scorers import box_iou
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ class Sample:
         self.text, self.topic, self.slots = question.question, "", dict[str, object]()
         self.grid = 0.001 if style == "full" else 0.02
         self.level: Level | None = question.meta.get("level")
+        self.history = list(question.history)
 
     @cached_property
     def session(self) -> Session:
@@ -58,6 +59,16 @@ class Sample:
         self.slots, self.topic = slots, self.phrases.topic.format(**slots)
         if self.phrases.questions:
             self.text = capitalised(choose(self.phrases.questions, self.rng).format(**slots))
+
+    def follow(self, task: str, form: str, make: Form) -> None:
+        """Make the question one that follows another about the same media: ``make`` builds that one, of a task's form.
+
+        Its question and executed answer become the history, as a service receives them: without its calls and their views.
+        """
+        self.require(not self.history)
+        earlier = make(Sample(self.question, self.rng, self.executor, self.narrator.style, task, form))
+        media = [item.id for item in self.question.media]
+        self.history = [Exchange(question=earlier.question, answer=str(earlier.final), media=media)]
 
     # Choosing
 
@@ -116,8 +127,8 @@ class Sample:
 
     # Executing
 
-    def picture(self, region: Region) -> UInt8[np.ndarray, "height width 3"]:
-        """The picture that a region is in."""
+    def picture(self, region: Region | Line) -> UInt8[np.ndarray, "height width 3"]:
+        """The picture that a region or text is in."""
         picture = self.session.media[region.media]
         assert isinstance(picture, np.ndarray)
         return picture
@@ -209,7 +220,7 @@ class Sample:
         ``also`` are other accepted truths. ``truth`` is the annotated value if the answer is a measured one, close enough for the
         scorer. With ``wrong`` answers the question becomes multiple choice, and the answer the letter of the right option.
         """
-        think = self.narrator.conclude(self.phrases.conclusions[case].format(**self.slots, **results))
+        think = self.narrator.conclude(self.phrases.conclusions[case].format(**{**self.slots, **results}))
         text, truths, options = self.text, list(dict.fromkeys([truth or answer, *also])), {}
         if wrong:
             choices = self.shuffled([answer, *wrong])
@@ -221,8 +232,9 @@ class Sample:
         source = str(self.question.meta.get("source", ""))
         original = str(self.question.meta.get("original_id", self.question.id))
         return self.session.demonstration(
-            id=sample_id(self.task, self.question.id, text, actions),
+            id=sample_id(self.task, self.question.id, *(e.question for e in self.history), text, actions),
             question=text,
+            history=self.history,
             answers=truths,
             scorer=scorer,
             task=self.task,

@@ -130,7 +130,7 @@ class SampleBuilder:
         source = provenance.source or self.settings.datasources[attempt.source].path
         turns = [turn.model_dump_json() for turn in golden.turns]
         update = {
-            "id": sample_id(attempt.task, attempt.source, question.id, golden.question, turns),
+            "id": sample_id(attempt.task, attempt.source, question.id, golden.conversation, turns),
             "provenance": provenance.model_copy(update={"source": source}),
             "task": golden.task if self.settings.method == "templates" else attempt.task,
         }
@@ -152,8 +152,8 @@ class SampleBuilder:
 
 
 def content_key(sample: Demonstration) -> str:
-    """Equal for samples of equal content: kind, media, question, answer and calls."""
+    """Equal for samples of equal content: kind, media, conversation, answer and calls."""
     calls = [(turn.op, turn.target, turn.arguments) for turn in sample.turns if turn.op is not None]
     media = [(item.uri or item.frames, item.spans) if item.spans else item.uri or item.frames for item in sample.media]
     think = sample.turns[-1].think if not calls else ""
-    return sample_id(sample.kind, media, sample.question, sample.final, calls, think)
+    return sample_id(sample.kind, media, sample.conversation, sample.final, calls, think)

@@ -55,6 +55,7 @@ TASKS: dict[str, Task] = {
         ("targeted_ocr", text.READING),
         ("frame_selection", video.FRAMES),
         ("spatio_temporal_tracking", video.TRACKING),
+        ("follow_up", {**details.FOLLOW_UPS, **relations.FOLLOW_UPS, **text.FOLLOW_UPS, **video.FOLLOW_UPS}),
     )
 }
 """Every task by name."""

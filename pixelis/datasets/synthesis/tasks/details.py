@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 from pixelis.datasets.synthesis import geometry, naming
 from pixelis.datasets.synthesis.sample import MIN_VIEW_SHARE, Form, Sample
@@ -61,7 +62,10 @@ def digit(sample: Sample) -> Demonstration:
     """The digit on a card: answered at once at level simple, otherwise after one or two zooms."""
     several = len({region.attributes["digit"] for region in _digits(sample)}) > 1
     sample.require(sample.level != "hard" or not several or sample.chance(0.5))
-    region = sample.pick(_digits(sample))
+    return _digit_of(sample, sample.pick(_digits(sample)))
+
+
+def _digit_of(sample: Sample, region: Region) -> Demonstration:
     colour, value = naming.colour_of(region), str(region.attributes["digit"])
     sample.ask(colour=colour)
     if sample.level != "simple":
@@ -91,17 +95,28 @@ def _small(regions: list[Region]) -> list[Region]:
 
 def what_is_there(sample: Sample) -> Demonstration:
     """The label of the only thing in a part of the picture."""
+    return _label_at(sample, sample.pick(_isolated(sample)), choices=True)
+
+
+def _label_at(sample: Sample, region: Region, choices: bool = False) -> Demonstration:
+    where = naming.position(region.box)
+    sample.ask(where=where)
+    wrong = _wrong_labels(sample, region) if choices else []
+    _approach(sample, region, f"the thing in the {where}")
+    return sample.done(
+        region.label,
+        wrong=wrong if choices and sample.chance(0.4) else (),
+        thing=naming.article(naming.noun(region.label)),
+    )
+
+
+def _isolated(sample: Sample) -> list[Region]:
+    """Small things with a telling label that are the only one in their ninth of the picture."""
     sample.require(not _digits(sample))
     cells = [naming.position(region.box) for region in sample.regions]
     isolated = [r for r, cell in zip(sample.regions, cells, strict=True) if cells.count(cell) == 1 and _unobstructed(sample, r)]
     excluded = sample.partial | naming.GENERIC_LABELS
-    region = sample.pick([r for r in _small(isolated) if r.label not in excluded])
-    where = naming.position(region.box)
-    sample.ask(where=where)
-    wrong = _wrong_labels(sample, region)
-    _approach(sample, region, f"the thing in the {where}")
-    thing = naming.article(naming.noun(region.label))
-    return sample.done(region.label, wrong=wrong if sample.chance(0.4) else (), thing=thing)
+    return [r for r in _small(isolated) if r.label not in excluded]
 
 
 def _unobstructed(sample: Sample, region: Region) -> bool:
@@ -155,14 +170,24 @@ def colour(sample: Sample) -> Demonstration:
         sample.ask("is_colour", what=what, claimed=claimed)
     else:
         sample.ask(what=what)
-    name = str(sample.measure(sample.segment(region, locate=True), region, ["color"], "colour")["color.name"])
-    sample.check(name == naming.COLOUR_SYNONYMS.get(value, value), "measure_differs")
-    sample.narrator.remark("measured", what=what, quality="colour", value=name)
+    name = _measured_colour(sample, region, value)
     if yes_no:
         return sample.done_yes_no(right, value=value)
-    wrong = _wrong_colours(sample, value) if sample.chance(0.3) else ()
-    case = "default" if name == value else "renamed"
-    return sample.done(value, case, also=[name] if name != value else [], wrong=wrong, value=value, measured=name)
+    return _colour_done(sample, region, value, name, _wrong_colours(sample, value) if sample.chance(0.3) else ())
+
+
+def _measured_colour(sample: Sample, region: Region, value: str) -> str:
+    """The name of a thing's colour as measured, which must be that of ``value``."""
+    name = str(sample.measure(sample.segment(region, locate=True), region, ["color"], "colour")["color.name"])
+    sample.check(name == naming.COLOUR_SYNONYMS.get(value, value), "measure_differs")
+    sample.narrator.remark("measured", what=sample.description(region), quality="colour", value=name)
+    return name
+
+
+def _colour_done(sample: Sample, region: Region, value: str, name: str, wrong: Sequence[str] = ()) -> Demonstration:
+    case, also = ("default", []) if name == value else ("renamed", [name])
+    what = sample.description(region)
+    return sample.done(value, case, also=also, wrong=wrong, what=what, value=value, measured=name)
 
 
 def quadrant(sample: Sample) -> Demonstration:
@@ -229,6 +254,81 @@ def corners(sample: Sample) -> Demonstration:
     return sample.done(str(value), scorer="count", value=value)
 
 
+# Follow-up questions
+
+
+def another_digit(sample: Sample) -> Demonstration:
+    """The digit on one card, then that on another."""
+    cards = sample.shuffled(_digits(sample))[:2]
+    sample.require(sample.level != "simple" and len(cards) == 2)
+    first, second = cards
+    sample.follow("detail_perception", "digit", lambda earlier: _digit_of(earlier, first))
+    return _digit_of(sample, second)
+
+
+def _next_to(sample: Sample, region: Region) -> dict[str, Region]:
+    """The thing next to another by direction; none where things may be missing from the annotations."""
+    others = [other for other in sample.regions if other is not region]
+    height, width = sample.picture(region).shape[:2]
+    found = geometry.neighbours(region.box, [other.box for other in others], width, height)
+    return {} if sample.partial else {side: others[index] for side, index in found.items()}
+
+
+def _name_by(sample: Sample, region: Region, side: str, what: str) -> str:
+    """Describe a region in thoughts as the one beside ``what``."""
+    sample.names[region.id] = f"the {naming.noun(region.label)} {naming.PREPOSITIONS[side]} {what}"
+    return sample.names[region.id]
+
+
+def colour_beside(sample: Sample) -> Demonstration:
+    """The colour of a thing, then that of the one next to it."""
+    sample.require(not _digits(sample))
+    first, colour_of_first = _coloured(sample, [region for region in sample.named if _next_to(sample, region)])
+    side, second = sample.pick(list(_next_to(sample, first).items()))
+    value = sample.colour(second)
+    sample.require(value and value not in naming.noun(second.label).split())
+    assert value is not None
+
+    def ask_first(earlier: Sample) -> Demonstration:
+        earlier.ask(what=earlier.names[first.id])
+        return _colour_done(earlier, first, colour_of_first, _measured_colour(earlier, first, colour_of_first))
+
+    sample.follow("attributes", "colour", ask_first)
+    sample.ask(side=naming.SIDES[side])
+    _name_by(sample, second, side, sample.names[first.id])
+    return _colour_done(sample, second, value, _measured_colour(sample, second, value))
+
+
+def thing_beside(sample: Sample) -> Demonstration:
+    """The label of the only thing in a part of the picture, then that of the one next to it."""
+    isolated, small = _isolated(sample), {region.id for region in _small(sample.regions)}
+    pairs = [(r, side, other) for r in isolated for side, other in _next_to(sample, r).items() if other.id in small]
+    first, side, second = sample.pick([pair for pair in pairs if pair[2].label not in naming.GENERIC_LABELS])
+    sample.follow("detail_perception", "what_is_there", lambda earlier: _label_at(earlier, first))
+    sample.ask(side=naming.SIDES[side])
+    where = f"the thing {naming.PREPOSITIONS[side]} the {naming.noun(first.label)} in the {naming.position(first.box)}"
+    _approach(sample, second, where)
+    return sample.done(second.label, thing=naming.article(naming.noun(second.label)))
+
+
+def colour_of_it(sample: Sample) -> Demonstration:
+    """The label of the only thing in a part of the picture, then its colour."""
+    region = sample.pick(_isolated(sample))
+    value = sample.colour(region)
+    sample.require(value and value not in naming.noun(region.label).split())
+    assert value is not None
+    sample.follow("detail_perception", "what_is_there", lambda earlier: _label_at(earlier, region))
+    sample.ask()
+    sample.names[region.id] = f"the {naming.noun(region.label)} in the {naming.position(region.box)}"
+    return _colour_done(sample, region, value, _measured_colour(sample, region, value))
+
+
+FOLLOW_UPS: dict[str, Form] = {
+    "another_digit": another_digit,
+    "colour_beside": colour_beside,
+    "thing_beside": thing_beside,
+    "colour_of_it": colour_of_it,
+}
 DETAILS: dict[str, Form] = {
     "digit": digit,
     "larger_digit": larger_digit,

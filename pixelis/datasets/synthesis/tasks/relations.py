@@ -173,10 +173,22 @@ def _count(sample: Sample, name: str, members: Sequence[Region]) -> None:
 
 def count(sample: Sample) -> Demonstration:
     """The number of things of a kind."""
-    name, members = _pick_group(sample)
+    return _count_group(sample, *_pick_group(sample))
+
+
+def _count_group(sample: Sample, name: str, members: Sequence[Region]) -> Demonstration:
     sample.ask(things=naming.plural(name))
     _count(sample, name, members)
     return sample.done(str(len(members)), "one" if len(members) == 1 else "several", scorer="count", number=len(members))
+
+
+def another_count(sample: Sample) -> Demonstration:
+    """The number of things of a kind, then that of another kind."""
+    name, members = _pick_group(sample)
+    other, others = _pick_group(sample)
+    sample.require(name != other)
+    sample.follow("counting", "count", lambda earlier: _count_group(earlier, name, members))
+    return _count_group(sample, other, others)
 
 
 def more_than(sample: Sample) -> Demonstration:
@@ -312,4 +324,5 @@ GEOMETRY: dict[str, Form] = {
     "ratio": ratio,
 }
 COUNTING: dict[str, Form] = {"count": count, "more_than": more_than, "count_choice": count_choice}
+FOLLOW_UPS: dict[str, Form] = {"another_count": another_count}
 RELATIONS: dict[str, Form] = {"where": where, "is_there": is_there, "nearer": nearer, "predicate": predicate}

@@ -161,6 +161,28 @@ def _contains(text: str, phrase: str) -> bool:
     return bool(part) and any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1))
 
 
+def text_beside(sample: Sample) -> Demonstration:
+    """The text in a part of the picture, then the one above, below or beside it."""
+    pairs = []
+    for line, box, where in _isolated(sample):
+        others = [item for item in _all_lines(sample) if item[0] is not line]
+        height, width = sample.picture(line).shape[:2]
+        found = geometry.neighbours(box, [other for _, other in others], width, height)
+        pairs += [(line, box, where, side, *others[i]) for side, i in found.items() if _suitable(others[i][0])]
+    first, first_box, where, side, line, box = sample.pick(pairs)
+
+    def ask_first(earlier: Sample) -> Demonstration:
+        earlier.ask(where=where)
+        _read(earlier, first, first_box)
+        return earlier.done(first.text, scorer=_scorer(first.text))
+
+    sample.follow("targeted_ocr", "at_place", ask_first)
+    sample.ask(side=naming.SIDES[side])
+    _read(sample, line, box)
+    return sample.done(line.text, scorer=_scorer(line.text))
+
+
+FOLLOW_UPS: dict[str, Form] = {"text_beside": text_beside}
 READING: dict[str, Form] = {
     "at_place": at_place,
     "extreme": extreme,

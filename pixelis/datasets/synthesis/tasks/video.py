@@ -262,7 +262,10 @@ def _displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, f
 
 def direction(sample: Sample) -> Demonstration:
     """The direction in which a thing moves from the first to the last frame."""
-    track = sample.pick(_tracks(sample))
+    return _direction_of(sample, sample.pick(_tracks(sample)))
+
+
+def _direction_of(sample: Sample, track: Track, choices: bool = True) -> Demonstration:
     dx, dy, distance = _displacement(sample, track.boxes)
     heading = geometry.heading(dx, dy)
     sample.require(distance >= MOVED and heading)
@@ -273,19 +276,34 @@ def direction(sample: Sample) -> Demonstration:
     sample.check(geometry.heading(dx, dy, 45) == heading, "measure_differs")
     others = [name for name in ("left", "right", "up", "down") if name != heading]
     pixels = round(math.hypot(dx, dy))
-    return sample.done(heading, wrong=others if sample.chance(0.35) else (), pixels=pixels, value=heading)
+    return sample.done(heading, wrong=others if choices and sample.chance(0.35) else (), pixels=pixels, value=heading)
 
 
 def ends(sample: Sample) -> Demonstration:
     """Ask where an object ends: its final position in the 3 x 3 grid of the frame."""
     track = sample.pick(_tracks(sample))
-    value = naming.position(track.boxes[-1])
     _ask(sample, track, what=track.what)
-    _, boxes = _follow(sample, track)
-    sample.check(naming.position(boxes[-1]) == value, "measure_differs")
+    value = _end_of(sample, track)
     cells = ("upper left", "upper right", "lower left", "lower right", "centre", "middle left", "middle right", "upper middle")
     wrong = sample.shuffled([cell for cell in cells if cell != value])[:3]
     return sample.done(value, wrong=wrong if sample.chance(0.5) else (), value=value)
+
+
+def _end_of(sample: Sample, track: Track) -> str:
+    """Follow a thing; the part of the frame in which it ends, as annotated."""
+    value = naming.position(track.boxes[-1])
+    _, boxes = _follow(sample, track)
+    sample.check(naming.position(boxes[-1]) == value, "measure_differs")
+    return value
+
+
+def end_of_it(sample: Sample) -> Demonstration:
+    """The direction in which a thing moves, then where it ends."""
+    track = sample.pick([track for track in _tracks(sample) if not track.shortened])
+    sample.follow("spatio_temporal_tracking", "direction", lambda earlier: _direction_of(earlier, track, choices=False))
+    sample.ask()
+    value = _end_of(sample, track)
+    return sample.done(value, what=track.what, value=value)
 
 
 def moves(sample: Sample) -> Demonstration:
@@ -355,6 +373,7 @@ def farther(sample: Sample) -> Demonstration:
     return sample.done(best, wrong=wrong, also=[best.removeprefix("the ")], best=best, rest=rest)
 
 
+FOLLOW_UPS: dict[str, Form] = {"end_of_it": end_of_it}
 FRAMES: dict[str, Form] = {"begins": begins, "first": first, "choose": choose, "holds": holds, "happens": happens}
 TRACKING: dict[str, Form] = {
     "direction": direction,
