@@ -40,7 +40,7 @@ from pixelis.evolution.review_queue import State
 from pixelis.evolution.shares import LargestShares
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
-from pixelis.telemetry import tracing
+from pixelis.telemetry import logs, tracing
 
 TASK_COUNTS = (
     "received", "handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over",
@@ -72,6 +72,7 @@ class Evolution:
         scoring: tuple[str, str] | None = None,
     ):
         tracing.start(config, "evolution")
+        logs.start(config, "evolution")
         e = config.evolution
         self.config, self.settings = config, e
         self.monitor = EvolutionMonitor(config, self._health)

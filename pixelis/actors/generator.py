@@ -24,7 +24,7 @@ from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.operations.environment import environment_of, select_environments
 from pixelis.records import Group, Turn
-from pixelis.telemetry import tracing
+from pixelis.telemetry import logs, tracing
 from pixelis.telemetry.metrics import count, publish
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Generator:
         use_reserved_gpus()
         lower_priority(config)
         tracing.start(config, "generator")
+        logs.start(config, "generator")
         from pixelis.policy.model_path import resolve
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)

@@ -24,6 +24,10 @@ class TelemetryConfig(Section):
         "such as http://127.0.0.1:4318/v1/traces",
     )
     trace_share: float = Field(1.0, ge=0, le=1, description="share of the requests without a `traceparent` that are traced")
+    logs: bool = Field(
+        False,
+        description="write the log of a service's processes and a line for each request to run.dir/logs, as JSON with trace ids",
+    )
     progress: bool = Field(True, description="show the progress of the job")
 
     @field_validator("traces")

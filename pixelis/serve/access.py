@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import api_error
 from pixelis.telemetry import tracing
 
+requests = logging.getLogger("pixelis.requests")
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -134,8 +136,23 @@ class Shield:
                 raise
             await api_error(error).response()(scope, receive, send_with_headers)
         finally:
-            self.counters.request(_route_label(scope), status, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self.counters.request(_route_label(scope), status, seconds)
+            if requests.isEnabledFor(logging.INFO) and scope["path"].startswith("/v1/"):
+                _log_request(scope, status, seconds)
         return status
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    """Log a request: neither its contents nor its query or headers, which may hold secrets."""
+    fields = {
+        "method": scope["method"],
+        "route": _route_label(scope),
+        "status": status,
+        "ms": round(1e3 * seconds, 1),
+        "caller": scope.get("pixelis.caller", ""),
+    }
+    requests.info("%(method)s %(route)s %(status)s", fields, extra={"fields": fields})
 
 
 def is_local(host: str) -> bool:

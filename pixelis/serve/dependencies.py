@@ -43,9 +43,11 @@ State = Annotated[GatewayState, Depends(get_state)]
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-async def authorise(state: State, credentials: Credentials) -> Caller:
-    """The caller. Raises ApiError 401 without a valid API key, if one is required."""
-    return state.access.authorise(credentials.credentials if credentials is not None else "")
+async def authorise(state: State, request: Request, credentials: Credentials) -> Caller:
+    """The caller, whose label the log names. Raises ApiError 401 without a valid API key, if one is required."""
+    caller = state.access.authorise(credentials.credentials if credentials is not None else "")
+    request.scope["pixelis.caller"] = caller.label
+    return caller
 
 
 Sender = Annotated[Caller, Depends(authorise)]

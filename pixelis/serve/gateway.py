@@ -35,7 +35,7 @@ from pixelis.serve.responses import add_exception_handlers
 from pixelis.serve.routes import agent, chat, evolution, experiences, files, health, responses
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
-from pixelis.telemetry import tracing
+from pixelis.telemetry import logs, tracing
 
 START_TIMEOUT_S = 20.0
 PUBLISH_S = 5.0
@@ -135,6 +135,7 @@ class Gateway:
         # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.
         sys.setswitchinterval(5e-4)
         tracing.start(config, "gateway")
+        logs.start(config, "gateway")
         name, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
         self.state = GatewayState(config, Agent(config, backends), key_digest, name, ingress)
         # The first call to an actor takes seconds, because its class is imported: make it before a request arrives.

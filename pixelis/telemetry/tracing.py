@@ -42,27 +42,29 @@ _tracer: trace.Tracer = trace.NoOpTracer()  # not the global one, which Ray Serv
 def start(config: Config, service: str) -> None:
     """Record the spans of this process from now on, as ``telemetry.traces`` says. Only the first call of a process counts.
 
+    With ``telemetry.logs`` alone, spans have ids, which the lines of the log name, and are not recorded.
     ``service``: the name under which viewers show the process, such as ``gateway``.
     """
     global _tracer
     destination = config.telemetry.traces
-    if not destination or not _started.acquire(blocking=False):
+    if not (destination or config.telemetry.logs) or not _started.acquire(blocking=False):
         return
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    exporter: SpanExporter
+    exporter: SpanExporter | None = None
     if destination == "file":
         exporter = _file_exporter(Path(config.run.dir) / FOLDER / f"{service}-{os.getpid()}.jsonl")
-    else:
+    elif destination:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(endpoint=destination)
     resource = Resource.create({"service.name": f"pixelis-{service}", "service.instance.id": f"{config.run.name}-{os.getpid()}"})
     provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(config.telemetry.trace_share)))
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FLUSH_MS))
+    if exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FLUSH_MS))
     _tracer = provider.get_tracer("pixelis")
 
 

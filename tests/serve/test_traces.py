@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,31 @@ def test_a_request_its_vote_its_memory_and_its_update_task_are_one_trace(deploye
     assert spans["submit"]["service"] == "evolution"
     assert spans["store"]["start"] >= spans["vote"]["start"]
     assert until(lambda: "POST /v1/agent" in spans_of(deployed, CALLER.split("-")[1]))
+
+
+def test_the_log_has_a_line_for_each_request_with_its_trace_and_none_of_its_contents(deployed: Deployed) -> None:
+    with deployed.client() as client:
+        answered = client.post("/v1/agent?secret=1", json={"question": "say 5,5", "image": picture_url()})
+        client.get("/v1/experiences/none", headers={"traceparent": CALLER})
+        client.get("/healthz")
+
+    def lines() -> dict[str, dict[str, Any]]:
+        files = (Path(deployed.config.run.dir) / "logs").glob("gateway-*.jsonl")
+        every = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        return {line["trace_id"] + line.get("route", ""): line for line in every if line["logger"] == "pixelis.requests"}
+
+    id = answered.headers["X-Trace-Id"]
+    assert until(lambda: f"{id}/v1/agent" in lines())
+    line = lines()[f"{id}/v1/agent"]
+    assert {key: line[key] for key in ("method", "route", "status", "level", "service", "caller")} == {
+        "method": "POST",
+        "route": "/v1/agent",
+        "status": 200,
+        "level": "info",
+        "service": "gateway",
+        "caller": "key PIXELIS_API_KEY",
+    }
+    assert line["ms"] > 0
+    assert until(lambda: lines().get(f"{CALLER.split('-')[1]}/v1/experiences/{{id}}", {}).get("status") == 404), lines()
+    text = json.dumps(lines())
+    assert not any(part in text for part in ("secret", "say 5", "healthz"))

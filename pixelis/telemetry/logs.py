@@ -1,0 +1,78 @@
+"""JSON lines of what a process of a service logs, and of each request, with the id of the trace to which they belong."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import queue
+import threading
+from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelis.telemetry import tracing
+
+if TYPE_CHECKING:
+    from pixelis.config import Config
+
+FOLDER = "logs"
+"""Folder below run.dir of the log files."""
+MAX_FILE_BYTES = 50_000_000
+"""Size at which a log file is closed; the file before it is then deleted."""
+MAX_WAITING = 10_000
+"""Records that wait for a slow disk; more are dropped."""
+_started = threading.Lock()
+
+
+def start(config: Config, service: str) -> None:
+    """Write this process's records from now on, if ``telemetry.logs`` says so. Only the first call of a process counts.
+
+    ``service``: the name of the process in the lines, such as ``gateway``.
+    """
+    if not config.telemetry.logs or not _started.acquire(blocking=False):
+        return
+    folder = Path(config.run.dir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = logging.getLogger("pixelis")
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
+    # A thread of its own writes: a disk that hangs must not stop the event loop.
+    listener = QueueListener(waiting, _File(folder / f"{service}-{os.getpid()}.jsonl", service))
+    listener.start()
+    atexit.register(listener.stop)
+    logger.addHandler(_Queue(waiting))
+    logger.setLevel(logging.INFO)
+
+
+class _Queue(QueueHandler):
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Complete the record in the thread that logs, which knows its trace."""
+        record.trace_id = tracing.trace_id()
+        return super().prepare(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full queue must not cost more than the line."""
+
+
+class _File(RotatingFileHandler):
+    def __init__(self, path: Path, service: str):
+        super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of JSON, whatever the message contains."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self.service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if trace_id := getattr(record, "trace_id", ""):
+            line["trace_id"] = trace_id
+        return json.dumps(line | getattr(record, "fields", {}), ensure_ascii=False, default=str)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk must not cost more than the line."""
