@@ -131,8 +131,8 @@ def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
         page.click("nav a[href='#/evolution']")
 
 
-def shown(opened: Opened, **changes: Any) -> Page:
-    """The view of a service with four versions: 1 refused, 2 answers, 3 is not served."""
+def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
+    """The view of a service with four versions: 1 refused, 2 answers, 3 is not served. Without ``reviews`` it has no queue."""
 
     def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[str, Any]:
         reference = {"reference_accuracy": 0.8, "questions": 128, "mean": accuracy - 0.8, "se": 0.02, "against": 0}
@@ -157,7 +157,8 @@ def shown(opened: Opened, **changes: Any) -> Page:
     }
     page = opened()
     page.route("**/v1/evolution", lambda route: route.fulfill(json=reply))
-    page.route("**/v1/review?*", lambda route: route.fulfill(status=404, json={}))
+    if not reviews:
+        page.route("**/v1/review?*", lambda route: route.fulfill(status=404, json={}))
     page.click("nav a[href='#/evolution']")
     return page
 
@@ -188,7 +189,7 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
 
 def test_a_version_that_fails_its_test_is_not_served(opened: Opened) -> None:
     page = shown(opened)
-    assert page.locator(".versions .actions").all_text_contents() == ["Serve this", "", "", "Go back to this"]
+    expect(page.locator(".versions .actions")).to_have_text(["Serve this", "", "", "Go back to this"])
     result = {"promoted": False, "reason": "fell", "accuracy": 0.6, "reference_accuracy": 0.85, "questions": 9, "against": 2}
     page.route("**/v1/evolution/promote", lambda route: route.fulfill(json={"result": result}))
     page.get_by_role("button", name="Serve this").click()

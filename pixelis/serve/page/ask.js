@@ -3,6 +3,7 @@
 import { aborted, explain, Failure, stream } from "./api.js";
 import { $, h } from "./dom.js";
 import { Stage } from "./marks.js";
+import { compare } from "./compare.js";
 import { Conversation } from "./conversation.js";
 import { BadPicture, onFile, openMedia } from "./picture.js";
 import { Player } from "./player.js";
@@ -19,7 +20,7 @@ export function setUp(settings, requestKey) {
   let clock = 0;
   $("samples").max = $("samples").value = settings.samples;
   $("question").maxLength = settings.max_question_chars;
-  if (!settings.operations.length) $("operations").closest("label").hidden = true;
+  if (!settings.operations.length) $("operations").closest("label").hidden = $("compare").hidden = true;
   if (settings.read_only || !settings.evolution) {
     $("learn").checked = false;
     $("learn").closest("label").hidden = true;
@@ -29,6 +30,7 @@ export function setUp(settings, requestKey) {
   const showError = (message, advice) => $("error").replaceChildren(h("div", { class: "card error" }, h("p", {}, h("b", {}, message)), advice ? h("p", {}, advice) : null));
   const clearResults = () => {
     $("error").replaceChildren();
+    $("comparison").replaceChildren();
     conversation.clear();
     new Samples(stage);
   };
@@ -83,9 +85,8 @@ export function setUp(settings, requestKey) {
     $("form").requestSubmit();
   });
 
-  $("form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    if (running) return;
+  /** The question to send; null, with advice on the page, if something is missing. */
+  function ready() {
     const question = $("question").value.trim();
     if (!picture) {
       showError("There is no picture or clip yet.", "Choose one, drop it, or paste it.");
@@ -97,7 +98,33 @@ export function setUp(settings, requestKey) {
       showError("This conversation is too long to be continued.", "Start a new one.");
       $("restart").focus();
     } else {
-      ask(question);
+      return question;
+    }
+    return null;
+  }
+  $("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const question = running ? null : ready();
+    if (question) ask(question);
+  });
+  $("compare").addEventListener("click", async () => {
+    if (running) return;
+    let body = $("question").value.trim() ? null : conversation.again(picture && media());
+    if (!body) {
+      const question = ready();
+      if (!question) return;
+      body = conversation.body(question, media());
+    }
+    $("error").replaceChildren();
+    $("hint").hidden = true;
+    const controller = new AbortController();
+    setRunning(controller);
+    try {
+      await compare({ ...body, samples: sampleCount() }, controller.signal);
+    } catch {
+      $("comparison").replaceChildren(); // cancelled
+    } finally {
+      setRunning(null);
     }
   });
   $("cancel").addEventListener("click", () => running?.abort());
@@ -108,7 +135,7 @@ export function setUp(settings, requestKey) {
 
   function setRunning(controller) {
     running = controller;
-    $("send").disabled = controller !== null;
+    $("send").disabled = $("compare").disabled = controller !== null;
     $("cancel").hidden = controller === null;
     $("restart").hidden = controller !== null || !conversation.begun;
     clearInterval(clock);
@@ -122,14 +149,18 @@ export function setUp(settings, requestKey) {
     clock = setInterval(tick, 1000);
   }
 
+  const media = () => (picture.clip ? { video: picture.url } : { image: picture.url });
+  const sampleCount = () => Math.min(settings.samples, Math.max(1, Math.floor(Number($("samples").value)) || settings.samples));
+
   async function ask(question) {
     $("error").replaceChildren();
+    $("comparison").replaceChildren();
     $("hint").hidden = true;
     conversation.ask(question);
     $("question").value = "";
     const controller = new AbortController();
     const samples = new Samples(stage);
-    const count = Math.min(settings.samples, Math.max(1, Math.floor(Number($("samples").value)) || settings.samples));
+    const count = sampleCount();
     const started = performance.now();
     samples.ensure(count);
     setRunning(controller);
@@ -139,7 +170,7 @@ export function setUp(settings, requestKey) {
       else if (name === "answer") reply = data;
       else if (name === "error") throw streamFailure(data);
     };
-    const body = { ...conversation.body(question, picture.clip ? { video: picture.url } : { image: picture.url }), samples: count, operations: $("operations").checked, learn: $("learn").checked,
+    const body = { ...conversation.body(question, media()), samples: count, operations: $("operations").checked, learn: $("learn").checked,
       remember: $("remember").checked, stream: true };
     try {
       await stream("/v1/agent", body, controller.signal, onEvent);

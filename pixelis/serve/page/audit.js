@@ -19,7 +19,9 @@ function sentence(event) {
     case "candidate":
       return `Made ${version}`;
     case "canary":
-      return isNumber(d.accuracy) ? `Tested ${version}${event.action === "judge_traffic" ? " on questions of users" : event.action === "watch" ? " again" : ""}: ${percent(d.accuracy)} right` : `Tested ${version}`;
+      if (!isNumber(d.accuracy)) return `Tested ${version}`;
+      if (event.action === "judge_traffic") return `Asked ${version} questions of users: ${percent(d.accuracy)} as they were answered`;
+      return `Tested ${version}${event.action === "watch" ? " again" : ""}: ${percent(d.accuracy)} right`;
     case "promotion":
       return event.result === "refused" ? `Did not let ${version} answer` : `Let ${version} answer`;
     case "rollback":

@@ -38,9 +38,15 @@ export class Conversation {
   }
 
   /** The fields of the request: `media`, { image } or { video }, goes with the first question of the conversation. */
-  body(question, media) {
-    const history = this.exchanges.map((exchange, i) => (i ? exchange : { ...exchange, ...media }));
+  body(question, media, earlier = this.exchanges) {
+    const history = earlier.map((exchange, i) => (i ? exchange : { ...exchange, ...media }));
     return history.length ? { question, history } : { question, ...media };
+  }
+
+  /** The fields of the question answered last, once more; null for none. */
+  again(media) {
+    if (!this.last) return null;
+    return this.body(this.last.question, media, this.last.answered === null ? this.exchanges : this.exchanges.slice(0, -1));
   }
 
   /** Show the answer. Without one, the question is no part of the conversation. */
