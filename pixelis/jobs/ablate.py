@@ -40,7 +40,7 @@ from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group
 from pixelis.telemetry.progress import clock
 
-RESULT, SAVED = "result.json", "trial.yaml"
+RESULT, SAVED, TRAINED = "result.json", "trial.yaml", "trained.json"
 STOP_S = 60.0
 """Seconds that the processes of trials have to write a checkpoint when the ablation is stopped."""
 
@@ -99,8 +99,10 @@ def run_trial(processes: Processes, ablation: AblationConfig, trial: Trial) -> f
     (folder / SAVED).write_text(trial.config.to_yaml(), encoding="utf-8")
     adapter = trial.config.policy.adapter
     if ablation.stage != "evaluate":
-        processes.run(ablation.stage, trial.config, folder, "train")
-        adapter = str(require_checkpoint(checkpoint.latest(folder)))
+        if not (folder / TRAINED).is_file():
+            processes.run(ablation.stage, trial.config, folder, "train")
+            write_json(folder / TRAINED, {"adapter": str(require_checkpoint(checkpoint.latest(folder)))})
+        adapter = json.loads((folder / TRAINED).read_text(encoding="utf-8"))["adapter"]
     config = evaluation(trial, adapter)
     processes.run("evaluate", config, folder, "evaluate")
     seconds = time.monotonic() - start

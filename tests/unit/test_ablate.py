@@ -129,14 +129,14 @@ class Jobs:
 
     def __init__(self) -> None:
         self.started: list[tuple[str, str, int]] = []
-        self.failing: set[tuple[str, int]] = set()
+        self.failing: set[tuple[str, str, int]] = set()
         self.lock = threading.Lock()
 
     def run(self, job: str, config: Config, folder: Path, name: str) -> None:
         arm, seed = folder.parent.name, config.run.seed
         with self.lock:
             self.started.append((job, arm, seed))
-        if (arm, seed) in self.failing:
+        if (job, arm, seed) in self.failing:
             raise InfraFailure("pixelis evaluate: the disk is full (exit code 1)")
         run_dir = Path(config.run.dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [str(write(tmp_path)), "stage=evaluate", "parallel=2"]
-    jobs.failing = {("curious", 2)}
+    jobs.failing = {("evaluate", "curious", 2)}
     code, text, err = command(capsys, monkeypatch, *words)
     assert code == 1
     assert "1 of 4 trials failed:\n  curious, seed 2: pixelis evaluate: the disk is full" in err
@@ -227,10 +227,29 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
     assert "<script" not in page
 
 
+def test_a_trial_is_not_trained_again_when_its_evaluation_failed(
+    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ablate.checkpoint, "latest", lambda folder: folder / "checkpoints/step_00000003")
+    words = [str(write(tmp_path)), "seeds=[1]"]
+    jobs.failing = {("evaluate", "curious", 1)}
+    assert command(capsys, monkeypatch, *words)[0] == 1
+    jobs.failing = set()
+    assert command(capsys, monkeypatch, *words)[0] == 0
+    assert sorted(jobs.started) == [
+        *(("evaluate", "curious", 1),) * 2,
+        ("evaluate", "plain", 1),
+        ("rft", "curious", 1),
+        ("rft", "plain", 1),
+    ]
+    result = json.loads((tmp_path / "out/curious/seed_1/result.json").read_text())
+    assert result["adapter"] == str(tmp_path / "out/curious/seed_1/checkpoints/step_00000003")
+
+
 def test_without_a_reference_there_is_no_report(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs.failing = {("plain", 1), ("plain", 2)}
+    jobs.failing = {("evaluate", "plain", 1), ("evaluate", "plain", 2)}
     code, text, err = command(capsys, monkeypatch, str(write(tmp_path)), "stage=evaluate")
     assert code == 1
     assert "no trial of the reference plain is finished" in err
