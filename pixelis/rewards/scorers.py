@@ -6,6 +6,7 @@ cannot read is wrong, scores 0 and is counted as ``parse_fail``. Numbers, units 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
@@ -20,8 +21,8 @@ from rapidfuzz.distance import Indel, Levenshtein
 from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
+from pixelis.rewards.mmmu import chosen_option, mmmu_open
 from pixelis.rewards.notation import Quantity, quantity, unwrap
-from pixelis.rewards.open_answers import mmmu_open
 
 
 class Services(Protocol):
@@ -189,6 +190,12 @@ def mc_letter(case: Case, services: Services) -> float:
     if chosen is None:
         services.note("parse_fail")
     return float(chosen in letters)
+
+
+def mmmu_choice(case: Case, services: Services) -> float:
+    """``mc_letter`` of the letter that MMMU's rules read, or of the whole answer where they read none."""
+    chosen = chosen_option(case.answer, case.options) if case.answer is not None else None
+    return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------
@@ -441,6 +448,7 @@ SCORERS: dict[str, Scorer] = {
     "cer": lambda case, services: cer(case.answer, case.truths),
     "judge": judged,
     "math_judge": math_judged,
+    "mmmu_choice": mmmu_choice,
     "mmmu_open": lambda case, services: mmmu_open(case.answer, case.truths),
     "mm_vet": mm_vet,
 }

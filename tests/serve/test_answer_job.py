@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scripted import KEY, Deployed, picture_url
 
-from pixelis.jobs import answer
+from pixelis.jobs import answer, evaluate
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +70,28 @@ def test_a_file_of_questions_is_answered_by_a_service(
     assert "questions answered now, 2 before" in capsys.readouterr().err
     with pytest.raises(SystemExit):  # another service, another file
         run(monkeypatch, *words[:2], deployed.url + "/", *words[3:])
+
+
+def test_a_service_is_evaluated_like_any_chat_model(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.png").write_bytes(base64.b64decode(picture_url().partition(",")[2]))
+    media = [{"id": "img0", "uri": "a.png"}]
+    rows = [{"id": f"q{i}", "question": f"say {i}", "media": media, "answers": ["8" if i == 3 else str(i)]} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data.evaluate={tmp_path / 'rows.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.name=own", "dialogue.system=none"]
+    words += [
+        f"evaluate.api.url={deployed.url}/v1",
+        "evaluate.api.model=pixelis-nano",
+        "evaluate.api.api_key_env=PIXELIS_API_KEY",
+    ]
+    monkeypatch.setenv("PIXELIS_API_KEY", KEY)
+    monkeypatch.setattr(sys, "argv", ["pixelis evaluate", *words])
+    evaluate.main()
+    assert "own: accuracy 0.750 [" in capsys.readouterr().out
+    scores = [json.loads(line) for line in (tmp_path / "run/scores-own.jsonl").read_text().splitlines()]
+    assert [row["answers"] for row in scores] == [["0"], ["1"], ["2"], ["3"]]
+    assert KEY.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
 
 
 def test_what_cannot_go_on_ends_the_job(

@@ -17,7 +17,7 @@ from pixelis.datasets.questions import read_rows
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs.dry_run import inputs
 from pixelis.records import Question
-from pixelis.rewards.open_answers import list_text, mmmu_open
+from pixelis.rewards.mmmu import chosen_option, list_text, mmmu_open
 from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import Services
 
@@ -54,7 +54,7 @@ def test_mmmu(tmp_path: Path) -> None:
     table(tmp_path / "Math/validation-00000-of-00001.parquet", [mmmu(1, "Math")])
     questions, bad = read(f"mmmu:{tmp_path}?cache={tmp_path / 'cache'}")
     one, two, three, opened, hidden, other = questions
-    assert (one.question, one.answers, one.scorer) == ("What is in <image>?\nA. a cat\nB. a dog's", ["B"], "mc_letter")
+    assert (one.question, one.answers, one.scorer) == ("What is in <image>?\nA. a cat\nB. a dog's", ["B"], "mmmu_choice")
     assert one.meta["category"] == ["Art and Design", "Art_Theory"]
     assert two.question == "Compare them.\nA. <image>\nB. <image>", "each picture is shown in the place of its option"
     assert [Path(media.uri).read_bytes() for media in two.media] == [png(30, 10), png(20, 10)]
@@ -77,6 +77,27 @@ def test_mmmu(tmp_path: Path) -> None:
     assert chosen.meta["original_id"] == "validation_Math_1"
 
 
+def test_choices_are_read_by_mmmus_rules() -> None:
+    options = ["Seurat", "Claude Monet", "$7.50"]
+    expected = {
+        "(A) or rather (B).": "B",
+        "A B ": "B",
+        "It was painted by Claude Monet in 1875.": "B",
+        "Not Seurat but, as far as I can see, Claude Monet.": "B",
+        "Claude Monet": None,
+        "The costs are $7.50 for each of them.": "C",
+        "I do not know anything about this picture.": None,
+        "": None,
+    }
+    assert {text: chosen_option(text, options) for text in expected} == expected
+    question = Question(id="q", question="Who?", answers=["B"], scorer="mmmu_choice", meta={"options": options})
+    services = Services(parse({}).rewards)
+    score = find_scorer("mmmu_choice")
+    answers = ["It was painted by Claude Monet in 1875.", "Claude Monet", "B. Claude Monet", "b", "A", "no idea", None]
+    assert [score(case_of(question, answer, ["B"]), services) for answer in answers] == [1.0] * 4 + [0.0] * 3
+    services.close()
+
+
 def test_open_answers_are_compared_by_mmmus_rules() -> None:
     right = [
         ("The resistance is 3.43 ohm.", ["3.429"]),
@@ -87,10 +108,11 @@ def test_open_answers_are_compared_by_mmmus_rules() -> None:
         ("1.2e3", ["1200"]),
         ("x is 5\nso y is 7", ["5"]),
         ("It is a b c", ["b"]),
+        ("B", ["b"]),
     ]
     wrong = [
         ("The resistance is 3.44 ohm.", ["3.429"]),
-        ("It is about", ["b"]),
+        ("It is about", ["o"]),
         ("", ["5"]),
         (None, ["5"]),
         ("The answer is 15", ["5"]),

@@ -22,7 +22,7 @@ from pixelis.datasets.media_root import MediaRoot
 from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, choices, image, read_json
 from pixelis.errors import BadInput
 from pixelis.records import Media, Question
-from pixelis.rewards.open_answers import list_text
+from pixelis.rewards.mmmu import list_text
 
 DISCIPLINES = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -100,7 +100,7 @@ def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, row: dict[str, A
         media[0],
         question=question,
         answers=truths,
-        scorer="mc_letter" if options else "mmmu_open",
+        scorer="mmmu_choice" if options else "mmmu_open",
         options=options,
         category=[*(name for name, subjects in DISCIPLINES.items() if subject in subjects), subject],
         difficulty=row.get("topic_difficulty"),

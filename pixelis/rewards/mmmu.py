@@ -1,4 +1,4 @@
-"""MMMU's comparison of open answers: what a reply states is looked for in it, as text or as a number.
+"""MMMU's way of reading replies: the option that one names, and the text or number that it states.
 
 Source: the rules of https://github.com/MMMU-Benchmark/MMMU, eval/eval_utils.py.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 MARKERS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
 """Words before a conclusion; in the last line also ``=``."""
+PUNCTUATION = ",.!?;:'"
 MAX_LIST_CHARACTERS = 10_000
 _NUMBERS = (
     re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
@@ -18,6 +19,27 @@ _NUMBERS = (
     re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?!e[+-]?\d)(?![,\d])"),
 )
 """Numbers with thousands commas, in scientific notation, and plain; each is looked for in the whole text."""
+
+
+FEW_WORDS = 5
+"""A reply of so many words is too short to be searched for the text of an option."""
+
+
+def chosen_option(answer: str, options: Sequence[str]) -> str | None:
+    """The letter of the option that is named last: in brackets, else between blanks, else by its text in a longer reply.
+
+    None where MMMU's script draws an option by chance.
+    """
+    text = f" {answer.strip().strip(PUNCTUATION)} "
+    letters = [chr(ord("A") + i) for i in range(len(options))]
+    places = {letter: text.rfind(f"({letter})") for letter in letters}
+    if max(places.values(), default=-1) < 0:
+        places = {letter: text.rfind(f" {letter} ") for letter in letters}
+    if max(places.values(), default=-1) < 0 and len(text.split()) > FEW_WORDS:
+        lower = text.lower()
+        places = {letter: lower.rfind(option.lower()) for letter, option in zip(letters, options, strict=True)}
+    last = max(places, key=places.__getitem__, default=None)
+    return last if last is not None and places[last] >= 0 else None
 
 
 def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
@@ -36,7 +58,7 @@ def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
         plain = truth.strip().lower()
         # A single character must stand beside a blank: otherwise every word with it would be right.
         variants = (f" {plain}", f"{plain} ") if len(plain) == 1 else (plain,)
-        if any(variant in text for variant in variants for text in texts):
+        if plain in texts or any(variant in text for variant in variants for text in texts):
             return 1.0
     return 0.0
 
@@ -48,7 +70,7 @@ def _conclusions(answer: str) -> list[str]:
     for number, line in enumerate(lines):
         markers = (*MARKERS, "=") if number == len(lines) - 1 else MARKERS
         tails = [line.rsplit(marker, 1)[1].strip() for marker in markers if marker in line]
-        if tails and (shortest := min(filter(None, tails), key=len, default="")) and shortest not in ":,.!?;'":
+        if tails and (shortest := min(filter(None, tails), key=len, default="")) and shortest not in PUNCTUATION:
             results.append(shortest)
     return results or [whole]
 
