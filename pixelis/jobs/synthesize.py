@@ -18,10 +18,11 @@ from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.synthesis.corrections import WAYS
 from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, quotas
-from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
+from pixelis.operations import select
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
 
@@ -69,6 +70,8 @@ def check(config: Config) -> None:
     cells = quotas(s)
     if s.method == "templates" and (unknown := sorted({quota.task for quota in cells} - set(TASKS))):
         raise BadConfig(f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}")
+    if s.method == "templates":
+        check_operations({quota.task for quota in cells}, {operation.name for operation in select(config.toolbox.operations)})
     if unknown := sorted(set(s.corrections) - set(WAYS)):
         raise BadConfig(f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}")
 

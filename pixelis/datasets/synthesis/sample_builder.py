@@ -21,7 +21,7 @@ from pixelis.datasets.synthesis.executor import Executor, sample_id
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.datasets.synthesis.llm_rewriter import LlmRewriter
 from pixelis.datasets.synthesis.negatives import make_negative
-from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Demonstration, Provenance, Question, SampleKind
 
@@ -66,6 +66,8 @@ class SampleBuilder:
     ):
         self.settings, self.seed, self.rewards = settings, seed, rewards
         self.executor = Executor(toolbox, dialogue)
+        if settings.method == "templates":
+            check_operations((name for name, task in settings.tasks.items() if task.enabled), self.executor.operations)
         self._golden: OrderedDict[tuple[str, str, int, int], Demonstration | PixelisError] = OrderedDict()
         cache = Path(folder) / "replies.sqlite" if folder is not None else None
         self.rewriter = LlmRewriter(settings.writer, cache) if settings.writer.url else None

@@ -8,8 +8,8 @@ annotations offer nothing for this task), ``outline_differs``, ``text_differs``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Style
 from pixelis.datasets.synthesis.sample import Form, Sample
 from pixelis.datasets.synthesis.tasks import details, relations, text, video
-from pixelis.errors import DataFailure
+from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Question
 
 
@@ -27,13 +27,19 @@ class Task:
 
     name: str
     forms: Mapping[str, Form]
+    operations: Mapping[str, str] = field(default_factory=dict)
+    """The operation by form, where it is none of those that ``toolbox.operations`` names by default."""
+
+    def available(self, operations: Container[str]) -> list[str]:
+        """The forms that call these operations only."""
+        return [form for form in self.forms if form not in self.operations or self.operations[form] in operations]
 
     def make(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style = "full") -> Demonstration:
         """A golden demonstration about annotated media; the same arguments give the same demonstration.
 
         Forms are tried in random order until one fits the annotations. DataFailure says why none does.
         """
-        names = list(self.forms)
+        names = self.available(executor.operations)
         for index in rng.permutation(len(names)):
             sample = Sample(question, rng, executor, style, self.name, names[index])
             try:
@@ -44,9 +50,17 @@ class Task:
         raise DataFailure(f"{question.id}: the annotations offer nothing for {self.name}", code="unsuitable")
 
 
+def check_operations(names: Iterable[str], operations: Container[str]) -> None:
+    """BadConfig for a task none of whose forms can be made with these operations."""
+    for name in names:
+        if name in TASKS and not TASKS[name].available(operations):
+            missing = ", ".join(dict.fromkeys(TASKS[name].operations.values()))
+            raise BadConfig(f"synthesis.tasks.{name} needs one of the operations {missing}", fix="add it to toolbox.operations")
+
+
 TASKS: dict[str, Task] = {
-    name: Task(name, forms)
-    for name, forms in (
+    name: Task(name, forms, *operations)
+    for name, forms, *operations in (
         ("detail_perception", details.DETAILS),
         ("attributes", details.ATTRIBUTES),
         ("geometric_comparison", relations.GEOMETRY),
@@ -55,6 +69,7 @@ TASKS: dict[str, Task] = {
         ("targeted_ocr", text.READING),
         ("frame_selection", video.FRAMES),
         ("spatio_temporal_tracking", video.TRACKING),
+        ("impaired_text", text.IMPAIRED, {"turned": "rotate", "mirrored": "flip", "dark": "enhance"}),
         ("follow_up", {**details.FOLLOW_UPS, **relations.FOLLOW_UPS, **text.FOLLOW_UPS, **video.FOLLOW_UPS}),
     )
 }

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from pixelis.datasets.synthesis import geometry, naming
 from pixelis.datasets.synthesis.sample import Form, Sample
+from pixelis.operations import read_text
 from pixelis.records import Box, Demonstration, Line
 
 ZOOM_SHARE = 0.7
 """Share of samples that zoom in before they read."""
+IMPAIRED_ZOOM_SHARE = 0.4
+"""The same where the text must be turned, mirrored or brightened first."""
+MIN_BRIGHTENING = 3.0
+"""Spread of the brightness after brightening, relative to that before, from which on it shows more."""
 MAX_CHARACTERS = 80
 """Length up to which a text is asked for."""
 
@@ -161,6 +168,55 @@ def _contains(text: str, phrase: str) -> bool:
     return bool(part) and any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1))
 
 
+# Text that must be changed before it can be read
+
+
+def _impaired(sample: Sample, shift: str) -> tuple[Line, Box, str]:
+    sample.require(sample.question.meta.get("shift") == shift)
+    line, box, where = sample.pick(_isolated(sample))
+    sample.ask(where=where)
+    return line, box, f"the text in the {where}"
+
+
+def _show(sample: Sample, line: Line, box: Box, what: str, aim: str, op: str, **arguments: Any) -> Mapping[str, Any]:
+    """Show the text by an operation, perhaps after a zoom; the operation's data. ``text_differs`` unless its view can be read."""
+    view = geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
+    if sample.chance(IMPAIRED_ZOOM_SHARE):
+        target, _ = sample.zoom(view, sample.think("zoom", what), line.media, box)
+        place: dict[str, Any] = {}
+    else:
+        target, place = line.media, {"box": view}
+    observation = sample.session.call(sample.think(aim, what), op, target=target, **arguments, **place)
+    pixels = sample.session.view(str(observation.images[0].id))
+    lines, _ = read_text.read(pixels, (0, 0, pixels.shape[1], pixels.shape[0]))
+    upright = [item.text for item in lines if item.quad[1][0] - item.quad[0][0] > abs(item.quad[1][1] - item.quad[0][1])]
+    sample.check(normalised(" ".join(upright)) == normalised(line.text), "text_differs")
+    sample.narrator.remark("legible", what=what)
+    return observation.data
+
+
+def turned(sample: Sample) -> Demonstration:
+    """Text in a picture that was turned by quarter turns, read in a view that is turned back."""
+    line, box, what = _impaired(sample, "turned")
+    _show(sample, line, box, what, "turn", "rotate", angle=float(360 - sample.question.meta["turned"]))
+    return sample.done(line.text, scorer=_scorer(line.text), value=line.text)
+
+
+def mirrored(sample: Sample) -> Demonstration:
+    """Text in a mirrored picture, read in a view that is flipped back."""
+    line, box, what = _impaired(sample, "mirrored")
+    _show(sample, line, box, what, "flip", "flip", direction="horizontal")
+    return sample.done(line.text, scorer=_scorer(line.text), value=line.text)
+
+
+def dark(sample: Sample) -> Demonstration:
+    """Text in a picture that is almost black, read in a brightened view."""
+    line, box, what = _impaired(sample, "dark")
+    data = _show(sample, line, box, what, "brighten", "enhance", method="brighten")
+    sample.check(data["spread_after"] >= MIN_BRIGHTENING * data["spread_before"], "not_shown")
+    return sample.done(line.text, scorer=_scorer(line.text), value=line.text)
+
+
 def text_beside(sample: Sample) -> Demonstration:
     """The text in a part of the picture, then the one above, below or beside it."""
     pairs = []
@@ -182,6 +238,7 @@ def text_beside(sample: Sample) -> Demonstration:
     return sample.done(line.text, scorer=_scorer(line.text))
 
 
+IMPAIRED: dict[str, Form] = {"turned": turned, "mirrored": mirrored, "dark": dark}
 FOLLOW_UPS: dict[str, Form] = {"text_beside": text_beside}
 READING: dict[str, Form] = {
     "at_place": at_place,
