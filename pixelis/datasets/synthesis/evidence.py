@@ -144,6 +144,12 @@ def _measured_facts(data: Mapping[str, Any]) -> dict[str, Any]:
     for entry in data.get("objects", [])[:1]:
         facts["object.area"] = entry["area"]
         facts["object.x"], facts["object.y"] = middle(entry["box"])
+    if data.get("op") == "measure":
+        facts |= {f"line.{name}": data[name] for name in ("length", "angle") if name in data}
+    if data.get("op") == "search_clip" and data["moments"]:
+        facts["moment.time"] = data["moments"][0]["time"]
+    if data.get("op") == "compare":
+        facts["pictures.same"] = "no" if data["boxes"] else "yes"
     for track in data.get("tracks", [])[:1]:
         facts.update({f"track.{name}": entry["value"] for name, entry in track["statistics"].items()})
         facts["track.status"] = track["status"]
@@ -176,7 +182,9 @@ MEASURES = (
     (r"round|circle|circular", "shape.circularity"),
     (r"bright|dark|light", "color.brightness"),
     (r"\bway\b|path|travel", "track.path_length"),
-    (r"far|displace|distance", "track.displacement"),
+    (r"far|displace|distance|pixels", "track.displacement line.length"),
+    (r"angle|degrees", "line.angle"),
+    (r"second|moment", "moment.time"),
     (r"fast|slow|speed|quick", "track.average_speed track.average_velocity"),
     (r"\bleft\b|\bright\b", "object.x"),
     (r"above|below|higher|lower", "object.y"),

@@ -157,6 +157,15 @@ def _variants(
         if len(segmented) > 1:
             yield partial(_overlook, session, segmented[int(rng.integers(len(segmented)))])
         return
+    if before[-1].step.op == "mark":
+        yield from (partial(_mark_otherwise, golden, session, before[-1], more) for more in (True, False))
+        return
+    if before[-1].step.op == "compare":
+        yield from (partial(_compare_part, session, before[-1], r) for r in _regions(golden, before[-1])[:MAX_TRIES])
+        return
+    if before[-1].step.op == "search_clip":
+        yield partial(_search_otherwise, session, before[-1])
+        return
     order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
     for item in order:
         if item.step.op == "select_frames":
@@ -278,6 +287,40 @@ def _overlook(original: Session, missed: Evidence) -> Variant:
             names = session.replay([executed], names)
     turn = original.calls.index(missed.step) - 1
     return session, {"turn": turn, "way": "overlooked", "missed": missed.name, "place": list(missed.subject_box)}, -1
+
+
+def _regions(golden: Demonstration, item: Evidence) -> list[Region]:
+    """The annotated things of the picture that a call is about."""
+    return [r for r in golden.annotations.regions if r.media == item.root and r.frame is None] if golden.annotations else []
+
+
+def _mark_otherwise(golden: Demonstration, original: Session, item: Evidence, more: bool) -> Variant:
+    """The demonstration with one mark more, on a thing of another kind, or one fewer."""
+    session, boxes = original.restarted(), [list(box) for box in item.step.arguments["boxes"]]
+    others = [r for r in _regions(golden, item) if all(box_iou(r.box, box) <= MAX_IOU for box in boxes)]
+    if not (others if more else boxes[1:]):
+        raise DataFailure(f"{golden.id}: nothing else can be marked", code="no_place")
+    marks = [*boxes, [round(v, 3) for v in others[0].box]] if more else boxes[1:]
+    changed = item.step.model_copy(update={"arguments": {**item.step.arguments, "boxes": marks}})
+    session.replay([changed if step is item.step else step for step in original.calls])
+    injected = {"way": "counted", "looked_at": others[0].label} if more else {"way": "overlooked", "place": boxes[0]}
+    return session, {"turn": original.calls.index(item.step), **injected}, 1 if more else -1
+
+
+def _compare_part(original: Session, item: Evidence, region: Region) -> Variant:
+    """The demonstration with a part of the pictures compared in place of all of them."""
+    session, box = original.restarted(), [round(v, 3) for v in region.box]
+    changed = item.step.model_copy(update={"arguments": {**item.step.arguments, "box": box, "other_box": box}})
+    session.replay([changed if step is item.step else step for step in original.calls])
+    return session, {"turn": original.calls.index(item.step), "way": "part", "place": box}, 0
+
+
+def _search_otherwise(original: Session, item: Evidence) -> Variant:
+    """The demonstration with a search for motion in place of a cut, or the other way round."""
+    session, event = original.restarted(), {"cut": "motion", "motion": "cut"}[item.step.arguments["event"]]
+    changed = item.step.model_copy(update={"arguments": {"event": event}})
+    session.replay([changed if step is item.step else step for step in original.calls])
+    return session, {"turn": original.calls.index(item.step), "way": "event", "event": event}, 0
 
 
 def _without_stale_numbers(steps: Sequence[Step], changed: int, rng: np.random.Generator) -> list[Step]:

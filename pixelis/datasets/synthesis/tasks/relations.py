@@ -21,6 +21,8 @@ MIN_CIRCULARITY_DIFFERENCE = 0.06
 """Difference of circularity, 0..1, from which on it can be asked for."""
 MAX_COUNT = 8
 """Number of things up to which they are counted."""
+MIN_LINE, MIN_ANGLE = 0.15, 30.0
+"""Shortest line that is measured, relative to the longer side of the picture, and smallest angle in degrees."""
 MIN_DISTANCE = 0.06
 """Distance along one side of the picture, 0..1, from which on a thing lies beside another."""
 
@@ -314,6 +316,109 @@ def predicate(sample: Sample) -> Demonstration:
     return sample.done(relation.predicate, predicate=relation.predicate)
 
 
+# Measuring between points, marking, comparing pictures
+
+
+def _centres(sample: Sample, regions: Sequence[Region]) -> list[tuple[float, float]]:
+    """Segment the things; the middles of the objects, as they are written in calls."""
+    boxes = [_segment_and_locate(sample, region) for region in regions]
+    return [(round(x, 3), round(y, 3)) for x, y in map(geometry.middle, boxes)]
+
+
+def _pixels(sample: Sample, region: Region) -> np.ndarray:
+    return np.asarray(geometry.middle(region.box)) * sample.picture(region).shape[1::-1]
+
+
+def distance(sample: Sample) -> Demonstration:
+    """The distance between the middles of two things in pixels."""
+    pair = sample.shuffled(sample.named)[:2]
+    sample.require(len(pair) == 2)
+    truth = float(np.linalg.norm(_pixels(sample, pair[0]) - _pixels(sample, pair[1])))
+    sample.require(truth >= MIN_LINE * max(sample.picture(pair[0]).shape[:2]))
+    a, b = _ask_about_pair(sample, pair)
+    start, end = _centres(sample, pair)
+    think = sample.think("length", f"{a} and {b}")
+    observation = sample.session.call(think, "measure", target=pair[0].media, point=start, end_point=end)
+    value = f"{observation.data['length']:.0f}"
+    sample.check(abs(float(value) - truth) <= 0.045 * truth, "measure_differs")
+    sample.narrator.remark("length", value=value)
+    return sample.done(value, scorer="numeric_band", truth=f"{truth:.1f}", value=value)
+
+
+def angle(sample: Sample) -> Demonstration:
+    """The angle at the middle of one thing between those of two others, in degrees."""
+    things = sample.shuffled(sample.named)[:3]
+    sample.require(len(things) == 3)
+    a, b, c = (_pixels(sample, region) for region in things)
+    arms = a - c, b - c
+    lengths = [float(np.linalg.norm(arm)) for arm in arms]
+    sample.require(min(lengths) >= MIN_LINE * max(sample.picture(things[0]).shape[:2]))
+    truth = float(np.degrees(np.arccos(np.clip(np.dot(*arms) / (lengths[0] * lengths[1]), -1, 1))))
+    sample.require(MIN_ANGLE <= truth <= 180 - MIN_ANGLE / 2)
+    names = [sample.names[region.id] for region in things]
+    sample.ask(a=names[0], b=names[1], c=names[2])
+    first, second, corner = _centres(sample, things)
+    think = sample.think("angle", names[2])
+    observation = sample.session.call(think, "measure", target=things[0].media, point=first, end_point=second, vertex=corner)
+    value = f"{observation.data['angle']:.1f}"
+    sample.check(abs(float(value) - truth) <= 0.045 * truth, "measure_differs")
+    sample.narrator.remark("angle", what=names[2], value=value)
+    return sample.done(value, scorer="numeric_band", truth=f"{truth:.2f}", value=value)
+
+
+def marked(sample: Sample) -> Demonstration:
+    """The number of things of a kind, each of which is marked in one view."""
+    name, members = _pick_group(sample)
+    things = naming.plural(name)
+    sample.ask(things=things)
+    boxes = [list(geometry.outward(region.box, sample.grid)) for region in members]
+    observation = sample.session.call(sample.think("mark", things), "mark", target=members[0].media, boxes=boxes)
+    number = len(observation.data["boxes"])
+    sample.narrator.remark("marked", number=number)
+    return sample.done(str(number), "one" if number == 1 else "several", scorer="count", number=number)
+
+
+def _compare_pictures(sample: Sample) -> tuple[list[Region], list[Sequence[float]]]:
+    """Compare the two pictures; the things whose annotations differ, in the first picture, and the measured places."""
+    ids = [item.id for item in sample.question.media if item.kind == "image"]
+    sample.require(len(ids) == 2)
+    first, second = ([r for r in sample.annotations.regions if r.media == name] for name in ids)
+    sample.require(first and [r.box for r in first] == [r.box for r in second])
+    changed = [a for a, b in zip(first, second, strict=True) if (a.label, a.attributes) != (b.label, b.attributes)]
+    sample.require(len(changed) <= 1 and (changed or sample.form == "same"))
+    sample.ask()
+    think = sample.think("compare", "the two pictures")
+    boxes = sample.session.call(think, "compare", target=ids[0], other=ids[1]).data["boxes"]
+    sample.check(bool(boxes) == bool(changed), "measure_differs")
+    sample.check(not changed or geometry.covered(boxes[0], geometry.grown(changed[0].box, 0.05)) > 0.9, "measure_differs")
+    return changed, boxes
+
+
+def same(sample: Sample) -> Demonstration:
+    """Whether two pictures are the same."""
+    changed, boxes = _compare_pictures(sample)
+    if not changed:
+        sample.narrator.remark("alike")
+        return sample.done("yes", "yes")
+    where = naming.position(boxes[0])
+    sample.narrator.remark("differ", where=where)
+    return sample.done("no", "no", where=where)
+
+
+def difference(sample: Sample) -> Demonstration:
+    """The part of the picture in which the second picture differs from it."""
+    (changed,), boxes = _compare_pictures(sample)
+    where = naming.position(changed.box)
+    sample.check(naming.position(boxes[0]) == where, "measure_differs")
+    sample.narrator.remark("differ", where=where)
+    others = dict.fromkeys(naming.position(region.box) for region in sample.regions)
+    wrong = sample.shuffled([cell for cell in others if cell != where])[:3]
+    return sample.done(where, wrong=wrong if sample.chance(0.5) else (), where=where)
+
+
+MEASUREMENT: dict[str, Form] = {"distance": distance, "angle": angle}
+MARKING: dict[str, Form] = {"marked": marked}
+COMPARISON: dict[str, Form] = {"same": same, "difference": difference}
 GEOMETRY: dict[str, Form] = {
     "larger": _comparison("size.area_pixels", "area", "pixels"),
     "smaller": _comparison("size.area_pixels", "area", "pixels", largest=False),
