@@ -14,7 +14,7 @@ export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo c
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install install-gpu quickstart docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
+.PHONY: help install install-gpu quickstart results docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
         test-quickstart test-vllm lint clean
 
 help:  ## show this list
@@ -98,6 +98,9 @@ lint: install  ## ruff's checks and format, mypy and the dependency rules
 	@$(VENV)/bin/ruff format --check pixelis tests benchmarks docs scripts
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
+
+results: install  ## the figures of docs/results.md that two cores measure in four hours, in runs/results; resumes
+	@$(PY) -m benchmarks.results
 
 docs: install  ## the documentation site in runs/site; broken links and unknown names are errors
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
@@ -36,8 +37,9 @@ def write_questions(folder: Path, count: int) -> dict[str, Path]:
     return files
 
 
-def measure(folder: Path, seed: int, files: dict[str, Path], args: argparse.Namespace) -> None:
-    """Train a policy and print its accuracy on each file."""
+def measure(folder: Path, seed: int, files: dict[str, Path], args: argparse.Namespace) -> dict[str, Any]:
+    """Train a policy; print and return its accuracy on each file."""
+    results = {}
     shared = [f"run.seed={seed}", "telemetry.rollouts=0"]
     training = [f"run.dir={folder / 'sft'}", f"sft.steps={args.steps}", "data.direct_share=0"]
     config = absolute(load("configs/nano/sft.yaml", [*shared, *training, "data.demonstrations=cards:?split=train&follow_up=0.5"]))
@@ -49,7 +51,9 @@ def measure(folder: Path, seed: int, files: dict[str, Path], args: argparse.Name
         for arm in files:
             summary = evaluate.measure(config, actors, arm, 0, source=str(files[arm])).summary
             low, high = summary["ci95"]
+            results[arm] = {key: summary[key] for key in ("accuracy", "ci95", "n")}
             print(f"{seed:5} {arm:8} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+    return results
 
 
 def main() -> None:
@@ -63,8 +67,9 @@ def main() -> None:
     folder = args.dir.absolute()
     print(machine())
     with driver("conversation"):
-        for seed in args.seeds:
-            measure(folder / str(seed), seed, write_questions(folder, args.questions), args)
+        files = write_questions(folder, args.questions)
+        results = {str(seed): measure(folder / str(seed), seed, files, args) for seed in args.seeds}
+    print(json.dumps({"machine": machine(), **results}))
 
 
 if __name__ == "__main__":

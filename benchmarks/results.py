@@ -1,0 +1,191 @@
+"""Reproduces the figures of docs/results.md that two cores can measure in four hours, and compares them with an earlier time.
+
+    python -m benchmarks.results                                     # or `make results`
+    python -m benchmarks.results --list
+    python -m benchmarks.results --only quickstart-42 --only trap
+    python -m benchmarks.results --dir runs/results-2 --compare runs/results
+
+Each run is a command of the repository, in a folder of its own with its log and `figures.json`. The same command again skips what
+is complete and repeats what failed. The last table has every figure with an interval; `--compare` counts how many lie inside the
+intervals of the other folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import machine, parse_args
+
+PYTHON = f"{shlex.quote(sys.executable)} -m"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command and the file with its results below ``{dir}``; without one, they are the last line that it prints.
+
+    ``{sft}`` and ``{rft}`` are checkpoints of the run `quickstart-42`. ``minutes``: its last duration on two cores.
+    """
+
+    command: str
+    minutes: int
+    file: str = ""
+
+
+def quickstart(seed: int) -> Run:
+    """The README's quickstart with another seed."""
+    command = f"{PYTHON} pixelis.jobs.quickstart configs/nano/quickstart.yaml run.seed={seed} run.dir={{dir}}/run"
+    return Run(command, 10, "run/summary.json")
+
+
+RUNS = {
+    **{f"quickstart-{seed}": quickstart(seed) for seed in (42, 1337, 2024)},
+    "trap": Run(f"{PYTHON} benchmarks.learning_trap --dir {{dir}}/run", 50, "run/trap.json"),
+    "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json"),
+    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 10),
+    "ablation": Run(
+        f"{PYTHON} pixelis.jobs.ablate configs/ablations/pixel_reasoner.yaml policy.adapter={{sft}} dir={{dir}}/run",
+        40,
+        "run/report.json",
+    ),
+    "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
+    "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 10),
+    "step": Run(f"{PYTHON} benchmarks.grpo_step --clock cpu", 10),
+    "packing": Run(f"{PYTHON} benchmarks.packing", 2),
+    "pictures": Run(f"{PYTHON} benchmarks.one_copy", 2),
+    "memory": Run(f"{PYTHON} benchmarks.memory", 15),
+    "overlap": Run(f"{PYTHON} benchmarks.async_overlap", 10),
+    "service": Run(f"{PYTHON} benchmarks.service --adapter {{rft}} --part overhead --part load", 6),
+    "soak-service": Run(
+        f"{PYTHON} benchmarks.soak --part service --minutes 15 --trees 1 --adapter {{rft}} --dir {{dir}}/run", 18
+    ),
+    "soak-training": Run(f"{PYTHON} benchmarks.soak --part training --steps 600 --dir {{dir}}/run", 5),
+}
+CENTRES = ("median", "accuracy", "mean", "value", "difference", "estimate")
+"""Names under which results hold the figure to which an interval belongs."""
+
+
+def figures(value: Any, path: str = "") -> Iterator[tuple[str, float, tuple[float, float] | None]]:
+    """The numbers in a JSON value with their paths, and their intervals: `ci95`, or `low` and `high`, beside the number."""
+    if isinstance(value, dict):
+        interval = value.get("ci95") or [value.get("low"), value.get("high")]
+        centre = next((name for name in CENTRES if isinstance(value.get(name), int | float)), None)
+        known = len(interval) == 2 and all(isinstance(bound, int | float) for bound in interval)
+        if centre is not None and known:
+            yield path, float(value[centre]), (float(interval[0]), float(interval[1]))
+            value = {key: item for key, item in value.items() if key not in (centre, "ci95", "low", "high")}
+        for key, item in value.items():
+            yield from figures(item, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, list):
+        named = all(isinstance(item, dict) and "name" in item for item in value)
+        for number, item in enumerate(value[:20]):
+            yield from figures(item, f"{path}/{item['name'] if named else number}")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, float(value), None
+
+
+def execute(name: str, template: str, run: Run, folder: Path) -> dict[str, Any] | None:
+    """Run the command, or read what it gave before; returns its record, None if it failed."""
+    own = folder / name
+    record = own / "figures.json"
+    if record.is_file():
+        return json.loads(record.read_text(encoding="utf-8"))
+    own.mkdir(parents=True, exist_ok=True)
+    values = {"dir": str(own), **{stage: _checkpoint(folder, stage) for stage in ("sft", "rft") if f"{{{stage}}}" in template}}
+    command = template.format(**values)
+    print(f"[{name}] about {run.minutes} min: {command}", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    with (own / "log.txt").open("w", encoding="utf-8") as log:
+        process = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, stderr=log, text=True, check=False)
+        log.write(process.stdout)
+    if process.returncode:
+        print(f"[{name}] failed with exit code {process.returncode}: see {own / 'log.txt'}", file=sys.stderr, flush=True)
+        return None
+    source = (own / run.file).read_text(encoding="utf-8") if run.file else process.stdout.strip().splitlines()[-1]
+    rows = [{"path": path, "value": value, "interval": interval} for path, value, interval in figures(json.loads(source))]
+    result = {
+        "command": template,
+        "machine": machine(),
+        "minutes": round((time.monotonic() - started) / 60, 1),
+        "figures": rows,
+    }
+    record.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return result
+
+
+def _checkpoint(folder: Path, stage: str) -> str:
+    """The last checkpoint of a stage of the first quickstart."""
+    found = sorted((folder / "quickstart-42" / "run").glob(f"**/{stage}/checkpoints/step_*"))
+    if not found:
+        raise SystemExit(f"no checkpoint of {stage} in {folder / 'quickstart-42'}: run quickstart-42 first")
+    return str(found[-1])
+
+
+def inside(new: dict[str, Any], old: dict[str, Any]) -> list[tuple[str, float, float, tuple[float, float]]]:
+    """Path, earlier value, value and earlier interval of the figures that have one in ``old``."""
+    values = {row["path"]: row["value"] for row in new["figures"]}
+    return [
+        (row["path"], row["value"], values[row["path"]], tuple(row["interval"]))
+        for row in old["figures"]
+        if row["interval"] and row["path"] in values
+    ]
+
+
+def main() -> None:
+    """Run what is left, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, default=Path("runs/results"))
+    parser.add_argument("--only", choices=RUNS, action="append", help="run only this; may be repeated")
+    parser.add_argument("--compare", type=Path, help="folder of an earlier time")
+    parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
+    args = parse_args(parser, only=["packing"])
+    names = args.only or list(RUNS)
+    if args.list:
+        print("\n".join(f"{name:16} {RUNS[name].minutes:3} min  {RUNS[name].command}" for name in names))
+        return
+    folder = args.dir.absolute()
+    more = " --smoke" if args.smoke else ""
+    results = {name: execute(name, RUNS[name].command + more, RUNS[name], folder) for name in names}
+    print(f"\n| run | figure | value | interval |\n|---|---|---|---|\n{_rows(results)}")
+    failed = [name for name, result in results.items() if result is None]
+    total = sum(result["minutes"] for result in results.values() if result is not None)
+    print(f"\n{machine()}; {total:.0f} minutes" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    if args.compare is not None:
+        _print_comparison(results, args.compare)
+    if failed:
+        raise SystemExit(1)
+
+
+def _rows(results: dict[str, dict[str, Any] | None]) -> str:
+    lines = []
+    for name, result in results.items():
+        for row in (result or {"figures": []})["figures"]:
+            if row["interval"]:
+                low, high = row["interval"]
+                lines.append(f"| {name} | {row['path']} | {row['value']:.3f} | [{low:.3f}, {high:.3f}] |")
+    return "\n".join(lines)
+
+
+def _print_comparison(results: dict[str, dict[str, Any] | None], folder: Path) -> None:
+    compared = []
+    for name, result in results.items():
+        file = folder / name / "figures.json"
+        if result is not None and file.is_file():
+            rows = inside(result, json.loads(file.read_text(encoding="utf-8")))
+            compared += [(f"{name}: {path}", before, now, interval) for path, before, now, interval in rows]
+    outside = [row for row in compared if not row[3][0] <= row[2] <= row[3][1]]
+    print(f"\n{len(compared) - len(outside)} of {len(compared)} figures lie inside the intervals of {folder}")
+    for path, before, now, (low, high) in outside:
+        print(f"  outside: {path} {now:.3f}, before {before:.3f} [{low:.3f}, {high:.3f}]")
+
+
+if __name__ == "__main__":
+    main()
