@@ -335,15 +335,20 @@ def moving(name: str, count: int) -> tuple[bytes, list[Edges | None]]:
     """Return a clip (mp4) of real footage with a moving photo pasted on it, and the photo's true box in each frame."""
     import clips
 
-    clip, size, subject, path, height = MOTIONS[name]
-    pasted = {
-        "face": lambda: photo("astronaut")[60:230, 150:300],
-        "cat": lambda: photo("chelsea")[20:260, 80:330],
-        "cup": lambda: photo("coffee")[15:285, 165:405],
-        "flower": lambda: photo("flower")[90:360, 170:446],
-    }[subject]()
-    frames, truth = clips.paste(clips.footage(getattr(clips, clip), count, *size), pasted, path, height)
+    clip, size, pasted, path, height = MOTIONS[name]
+    frames, truth = clips.paste(clips.footage(getattr(clips, clip), count, *size), subject(pasted), path, height)
     return clips.encode(frames, options={"crf": "20", "preset": "veryfast"}), truth
+
+
+def subject(name: str) -> np.ndarray:
+    """Return the part of a photo that shows a face, a cat, a cup or a flower, uint8 [h, w, 3]."""
+    source, rows, columns = {
+        "face": ("astronaut", slice(60, 230), slice(150, 300)),
+        "cat": ("chelsea", slice(20, 260), slice(80, 330)),
+        "cup": ("coffee", slice(15, 285), slice(165, 405)),
+        "flower": ("flower", slice(90, 360), slice(170, 446)),
+    }[name]
+    return photo(source)[rows, columns]
 
 
 def textures(count: int, seed: int) -> Iterator[np.ndarray]:

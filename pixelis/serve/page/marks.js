@@ -80,7 +80,7 @@ export class Scene {
       const boxes = (Array.isArray(track.boxes) ? track.boxes : []).map(asBox).filter(Boolean);
       const clip = track.root ?? root;
       const frames = Array.isArray(track.frames) && track.frames.length === boxes.length && track.frames.every(isNumber) ? track.frames : null;
-      if (boxes.length) add("track", clip, { box: boxes.at(-1), boxes, times: frames && frameTimes(frames, this.shownFrames(clip)) });
+      if (boxes.length) add("track", clip, { box: boxes.at(-1), boxes, frames, times: frames && frameTimes(frames, this.shownFrames(clip)) });
     }
     if (target?.root.startsWith("vid")) {
       // Other marks belong to a frame, which the observation shows itself.
@@ -104,11 +104,12 @@ export class Scene {
   }
 }
 
-/** A track at a time of the clip: its path so far and its box, which is missing before the track begins and after it ends. */
+/** A track at a time of the clip: its path so far and its box, which is missing outside of the track and where it has a gap. */
 export function atTime(mark, time) {
   if (!mark.times) return mark;
   const count = mark.times.filter((t) => t <= time + 0.001).length;
-  const ended = count === mark.times.length && time > mark.times.at(-1) + 0.2;
+  const continues = count < mark.times.length && mark.frames[count] === mark.frames[count - 1] + 1;
+  const ended = !continues && time > mark.times[count - 1] + 0.2;
   return { ...mark, boxes: mark.boxes.slice(0, count), box: count && !ended ? mark.boxes[count - 1] : null };
 }
 

@@ -243,7 +243,7 @@ def _follow(sample: Sample, track: Track) -> tuple[dict[str, Any], list[Box]]:
         arguments = {"object": segmented["id"]}
     think = sample.think("track", track.what, start=start)
     record = sample.session.call(think, "track_object", target=track.media, end=end, **arguments).data["tracks"][0]
-    sample.check(record["status"] == "completed" and record["frames"][-1] == end, "track_differs")
+    sample.check(record["status"] == "completed" and set(track.frames) <= set(record["frames"]), "track_differs")
     boxes = [record["boxes"][record["frames"].index(frame)] for frame in track.frames]
     overlaps = geometry.track_overlap(boxes, track.boxes)
     sample.check(float(np.mean(overlaps)) >= MIN_TRACK_IOU and overlaps[-1] >= MIN_LAST_IOU, "track_differs")

@@ -1,0 +1,239 @@
+"""Accuracy of `track_object` against OpenCV's CSRT alone, on objects with a known motion over real footage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import pi, sin
+
+import cv2
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from benchmarks import operation_datasets as sets
+from benchmarks.harness import Report
+from benchmarks.operation_quality import call
+from pixelis.config import ToolboxConfig
+from pixelis.operations.video import Clip, open_clip
+
+Edges = Sequence[float]
+Tracks = list[dict[int, Edges]]
+"""For each object, its edges in pixels (left, top, right, bottom) in the frames that show it."""
+ALPHAS = np.arange(0.05, 0.99, 0.05)
+
+
+@dataclass
+class Scores:
+    """Counts over clips, from which HOTA, IDF1 and MOTA follow."""
+
+    hota: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP [A]."""
+    identities: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    """IDTP, boxes of the truth, boxes of the result."""
+    clear: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    """FN + FP, identity switches, boxes of the truth."""
+
+    def add(self, truth: Tracks, result: Tracks) -> None:
+        """Count a clip.
+
+        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA: Bernardin and
+        Stiefelhagen 2008.
+        """
+        frames = sorted({frame for track in (*truth, *result) for frame in track})
+        alike = np.array([[[_iou(t.get(f), r.get(f)) for r in result] for t in truth] for f in frames])
+        real, found = (np.array([[f in track for track in tracks] for f in frames]) for tracks in (truth, result))
+        self._add_hota(alike, real, found)
+        self._add_identities(alike, real, found)
+        self._add_clear(alike, real, found)
+
+    def _add_hota(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+        counts = real.sum(0)[:, None] + found.sum(0)[None]
+        share = alike / np.maximum(1e-9, alike.sum(1, keepdims=True) + alike.sum(2, keepdims=True) - alike)
+        potential = share.sum(0)
+        alignment = potential / (counts - potential)
+        matches = np.zeros((len(ALPHAS), *alignment.shape))
+        for iou in alike:
+            for row, column in zip(*linear_sum_assignment(-alignment * iou), strict=True):
+                matches[:, row, column] += (iou[row, column] > 0) & (iou[row, column] >= ALPHAS - 1e-9)
+        hits = matches.sum((1, 2))
+        association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
+        self.hota.append((np.stack([hits, real.sum() - hits, found.sum() - hits]), association))
+
+    def _add_identities(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+        common = (alike >= 0.5).sum(0)
+        rows, columns = linear_sum_assignment(-common)
+        self.identities += common[rows, columns].sum(), real.sum(), found.sum()
+
+    def _add_clear(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+        partner: dict[int, int] = {}
+        hits = switches = 0
+        for iou in alike:
+            # A pair of the frame before stays a pair where it can.
+            kept = np.array([[partner.get(row) == column for column in range(iou.shape[1])] for row in range(iou.shape[0])])
+            for row, column in zip(*linear_sum_assignment(-(iou + kept) * (iou >= 0.5)), strict=True):
+                if iou[row, column] >= 0.5:
+                    hits += 1
+                    switches += partner.get(row, column) != column
+                    partner[row] = column
+        self.clear += real.sum() + found.sum() - 2 * hits, switches, real.sum()
+
+    def __str__(self) -> str:
+        hits, misses, extra = np.sum([counts for counts, _ in self.hota], 0)
+        association = np.sum([score for _, score in self.hota], 0) / np.maximum(1, hits)
+        hota = float(np.sqrt(hits / np.maximum(1, hits + misses + extra) * association).mean())
+        idtp, real, found = self.identities
+        return f"HOTA {hota:.3f}, IDF1 {2 * idtp / (real + found):.3f}, MOTA {1 - self.clear[:2].sum() / self.clear[2]:.3f}"
+
+
+def _iou(one: Edges | None, other: Edges | None) -> float:
+    import clips
+
+    return 0.0 if one is None or other is None else clips.overlap(one, other)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A clip (its bytes), the true edges of its objects, and whether they are tracked from its last frame to its first."""
+
+    data: bytes
+    truth: Tracks
+    backward: bool = False
+
+
+def run(report: Report, thin: int) -> None:
+    """Report HOTA, IDF1 and MOTA of `track_object` and of CSRT alone in each group, and the ratio of their CPU times."""
+    cv2.setNumThreads(1)
+    count = max(24, 110 // thin)
+    names = list(sets.MOTIONS)[::thin]
+    groups: dict[str, Callable[[], list[Scenario]]] = {
+        "always visible": lambda: [_ordinary(name, count, False) for name in names],
+        "backward": lambda: [_ordinary(name, count, True) for name in names],
+        "hidden behind a wall": lambda: [_wall(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
+        "leaves and returns": lambda: [_returns(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
+        "vanishes": lambda: [_vanishes(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
+        "three objects that cross": lambda: [_crossing(clip, count) for clip in ("BIKES", "BUNNY")[::thin]],
+    }
+    for group, build in groups.items():
+        ours, bare, seconds = Scores(), Scores(), np.zeros(2)
+        scenarios = build()
+        for scenario in scenarios:
+            clip = open_clip(scenario.data, ToolboxConfig())
+            for _ in clip.frames(range(min(8, len(clip.times)))):
+                pass  # opens the decoder
+            for position, (scores, method) in enumerate(((ours, _ours), (bare, _csrt))):
+                start = time.process_time()
+                result = method(clip, scenario)
+                seconds[position] += time.process_time() - start
+                first = len(clip.times) - 1 if scenario.backward else 0
+                # The given box counts for neither.
+                scores.add(*([{n: b for n, b in t.items() if n != first} for t in tracks] for tracks in (scenario.truth, result)))
+        note = f"{len(scenarios)} clips, CPU time {seconds[0] / seconds[1]:.2f} of CSRT alone"
+        report.row(f"track_object: {group}", str(ours), "", note)
+        report.row(f"CSRT alone: {group}", str(bare))
+
+
+def _start(clip: Clip, scenario: Scenario) -> tuple[int, int, list[Edges]]:
+    """The first and the last frame of the tracks, and the objects' edges in the first."""
+    first, last = (len(clip.times) - 1, 0) if scenario.backward else (0, len(clip.times) - 1)
+    return first, last, [track[first] for track in scenario.truth]
+
+
+def _ours(clip: Clip, scenario: Scenario) -> Tracks:
+    first, last, edges = _start(clip, scenario)
+    size = np.array([clip.width, clip.height] * 2)
+    observation = call("track_object", clip, "vid0", boxes=[(np.array(e) / size).tolist() for e in edges], start=first, end=last)
+    assert observation.status == "ok", observation.text
+    return [dict(zip(t["frames"], np.array(t["boxes"]) * size, strict=True)) for t in observation.data["tracks"]]
+
+
+def _csrt(clip: Clip, scenario: Scenario) -> Tracks:
+    """A tracker for each object on the full frames; a frame has no box where the tracker itself reports a failure."""
+    first, last, edges = _start(clip, scenario)
+    numbers = list(range(first, last + 1)) if first <= last else list(range(first, last - 1, -1))
+    chunks = [numbers[i : i + 32] for i in range(0, len(numbers), 32)]
+    trackers: list[cv2.Tracker] = []
+    result: Tracks = [{} for _ in edges]
+    for chunk in chunks:
+        frames = dict(zip(sorted(chunk), clip.frames(sorted(chunk)), strict=True))
+        for number in chunk:
+            picture = cv2.cvtColor(frames[number], cv2.COLOR_RGB2BGR)
+            if not trackers:
+                for x0, y0, x1, y1 in edges:
+                    trackers.append(cv2.TrackerCSRT_create() if hasattr(cv2, "TrackerCSRT_create") else cv2.TrackerCSRT.create())
+                    trackers[-1].init(picture, (round(x0), round(y0), round(x1 - x0), round(y1 - y0)))
+                continue
+            for tracker, track in zip(trackers, result, strict=True):
+                ok, (x, y, width, height) = tracker.update(picture)
+                if ok:
+                    track[number] = (x, y, x + width, y + height)
+    return result
+
+
+# --- clips ----------------------------------------------------------------------------------------------------------------------
+
+
+def _visible(truth: Sequence[Edges | None]) -> dict[int, Edges]:
+    return {number: edges for number, edges in enumerate(truth) if edges is not None}
+
+
+def _encoded(frames: Sequence[np.ndarray]) -> bytes:
+    import clips
+
+    return clips.encode(frames, options={"crf": "20", "preset": "veryfast"})
+
+
+def _ordinary(name: str, count: int, backward: bool) -> Scenario:
+    data, truth = sets.moving(name, count)
+    return Scenario(data, [_visible(truth)], backward)
+
+
+def _pasted(
+    clip: str, size: tuple[int, int], count: int, name: str, path: Callable[[float], tuple[float, float]], height: float
+) -> tuple[Sequence[np.ndarray], list[np.ndarray], list[Edges | None]]:
+    """The footage, its frames with the photo, and the photo's edges."""
+    import clips
+
+    ground = clips.footage(getattr(clips, clip), count, *size)
+    frames, truth = clips.paste(ground, sets.subject(name), path, lambda t: height)
+    return ground, frames, truth
+
+
+def _wall(name: str, count: int) -> Scenario:
+    """The object passes behind a brick wall. It counts as visible while more than half of it is."""
+    _, frames, truth = _pasted("BIKES", (640, 272), count, name, lambda t: (0.1 + 0.8 * t, 0.5 + 0.1 * sin(6 * t)), 70)
+    wall = cv2.resize(sets.photo("brick"), (640, 272))
+    left, right = 256, 384
+    for frame in frames:
+        frame[:, left:right] = wall[:, left:right]
+    shown = [e if e and min(right, e[2]) - max(left, e[0]) < (e[2] - e[0]) / 2 else None for e in truth]
+    return Scenario(_encoded(frames), [_visible(shown)])
+
+
+def _returns(name: str, count: int) -> Scenario:
+    _, frames, truth = _pasted("BUNNY", (640, 360), count, name, lambda t: (0.5 + 0.8 * sin(pi * t), 0.5 + 0.2 * t), 80)
+    return Scenario(_encoded(frames), [_visible(truth)])
+
+
+def _vanishes(name: str, count: int) -> Scenario:
+    ground, frames, truth = _pasted("BIKES", (640, 272), count, name, lambda t: (0.3 + 0.2 * t, 0.5), 70)
+    half = count // 2
+    return Scenario(_encoded([*frames[:half], *ground[half:]]), [_visible(truth[:half])])
+
+
+def _crossing(clip: str, count: int) -> Scenario:
+    """Three objects; each later one passes before the earlier ones."""
+    import clips
+
+    size = (640, 272) if clip == "BIKES" else (640, 360)
+    courses: Mapping[str, Callable[[float], tuple[float, float]]] = {
+        "cat": lambda t: (0.15 + 0.7 * t, 0.3 + 0.3 * t),
+        "face": lambda t: (0.85 - 0.7 * t, 0.35 + 0.2 * t),
+        "cup": lambda t: (0.5 + 0.1 * sin(6 * t), 0.75 - 0.5 * t),
+    }
+    frames: Sequence[np.ndarray] = clips.footage(getattr(clips, clip), count, *size)
+    tracks = []
+    for name, course in courses.items():
+        frames, truth = clips.paste(frames, sets.subject(name), course, lambda t: 64)
+        tracks.append(_visible(truth))
+    return Scenario(_encoded(frames), tracks)
