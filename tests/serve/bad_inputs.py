@@ -283,6 +283,15 @@ def _orders() -> Iterator[BadRequest]:
             {"experience_id": "../x", "correct": True},
             {"experience_id": "none", "correct": True},
         ],
+        "/v1/experiences/search": [
+            {},
+            {"text": ""},
+            {"text": "a", "k": 10**6},
+            {"text": "a", "image": ["x"]},
+            {"image": "http://127.0.0.1/x.png"},
+            {"image": "data:image/png;base64,AAAA"},
+            {"text": "a", "key": "../x"},
+        ],
         "/v1/evolution/promote": [
             {},
             {"version": -1},
