@@ -448,8 +448,8 @@ class Consumed:
 
 
 def _evaluation_set(config: Config, source: str, seed: int | None, count: int) -> list[Question]:
-    """The first questions of ``source``. Where rewards use no truth, rows may lack one."""
+    """The first questions of ``source``, all with a ``count`` of 0. Where rewards use no truth, rows may lack one."""
     cut: dict[str, Labels] = {}
     rows = read_questions(source, seed=seed, epochs=1, on_labels=None if config.rewards.labelled else cut.__setitem__)
-    questions = [require_text(question, source) for question in itertools.islice(rows, count)]
+    questions = [require_text(question, source) for question in itertools.islice(rows, count or None)]
     return [q.model_copy(update=cut[q.id]._asdict()) if q.id in cut else q for q in questions]

@@ -28,7 +28,7 @@ class ApiConfig(Section):
 
 
 class EvaluateConfig(Section):
-    questions: int = Field(500, ge=1, description="number of held-out questions")
+    questions: int = Field(500, ge=0, description="number of held-out questions, the first of each set; 0: all")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0), description="sampling of the answers")
     samples: int = Field(1, ge=1, description="episodes of a question; with more than 1 also avg@k, pass@k and maj@k")
     seeds: list[int] = Field(

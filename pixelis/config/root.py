@@ -112,6 +112,8 @@ class Config(Section):
                 problems.append(
                     f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, Filestore, JuiceFS)"
                 )
+        if not self.evaluate.questions and any(source.startswith("cards:") for source in self.held_out.values()):
+            problems.append("evaluate.questions=0 takes all questions of a set, and cards: has no end")
         if d.max_turn_tokens >= d.max_context:
             problems.append(
                 f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"

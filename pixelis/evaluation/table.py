@@ -13,6 +13,8 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     low, high = summary["ci95"]
     head = f"{summary['name']}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
     yield f"{head} on {summary['questions']} questions, {summary['n']} episodes"
+    if summary.get("truncated"):
+        yield "  only the first questions of a larger set: evaluate.questions=0 takes all, as leaderboards do"
     rows = list(_rows(summary))
     width = max((len(name) for name, _ in rows), default=0)
     yield from (f"  {name:<{width}}  {text}" for name, text in rows)

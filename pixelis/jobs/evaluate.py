@@ -82,9 +82,11 @@ def measure(
     """
     source = source or config.data.evaluate
     coordinator, count = actors.coordinator, config.evaluate.questions
+    truncated = False
     if not source.startswith("cards:"):  # `cards:` is endless
         on_labels = None if config.rewards.labelled else drop_labels
-        count = sum(1 for _ in read_questions(source, limit=count, epochs=1, on_labels=on_labels))
+        total = sum(1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels))
+        truncated, count = 0 < count < total, min(total, count or total)
 
     def episodes(label: str, seed: int | None) -> tuple[list[Group], list[ray.ObjectRef]]:
         request = {"samples": samples, "sampling_seed": seed}
@@ -102,7 +104,8 @@ def measure(
     if len(runs) > 1:
         groups = [_merged(name, same) for same in zip(*(run_groups for run_groups, _ in runs), strict=True)]
         views = [report.merge_views.remote(*refs) for refs in zip(*(run_views for _, run_views in runs), strict=True)]
-    arm = Arm(name, summary_of(config, name, groups, shared_services(config.rewards), seeds, samples), groups, views)
+    summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
+    arm = Arm(name, summary | ({"truncated": True} if truncated else {}), groups, views)
     EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **arm.summary)
     return arm
 
@@ -206,12 +209,15 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
     try:
         for name, source in sets.items():
             arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
-            rows = read_questions(source, limit=e.questions, epochs=1)
+            rows = read_questions(source, limit=e.questions and e.questions + 1, epochs=1)
             questions = [require_text(question, source) for question in rows]
+            truncated = 0 < e.questions < len(questions) and not source.startswith("cards:")
+            questions = questions[: e.questions or None]
             total = len(questions) * e.samples * max(1, len(e.seeds))
             with Progress(f"evaluate {arm_name}", total, enabled=config.telemetry.progress) as progress:
                 groups = model.groups(questions, e.samples, e.seeds, progress.update)
             arm = graded(config, grader, arm_name, groups, e.seeds, e.samples)
+            arm.summary |= {"truncated": True} if truncated else {}
             save(config, folder, arm)
             if e.baseline is not None:
                 arm.summary["baseline"] = compare_with(e.baseline, arm)
@@ -254,7 +260,8 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     assert config.evaluate.answers is not None
     path = Path(config.evaluate.answers)
     rows = _answer_rows(path)
-    questions = list(read_questions(config.data.evaluate, limit=config.evaluate.questions, epochs=1))
+    limit = config.evaluate.questions and max(config.evaluate.questions, len(rows))
+    questions = list(read_questions(config.data.evaluate, limit=limit, epochs=1))
     groups = foreign_answers.episodes(rows, questions)
     grader = Grader(config.rewards, folder)
     try:

@@ -17,7 +17,7 @@ from chat_server import ChatServer
 from PIL import Image
 
 from pixelis.config import Config, parse
-from pixelis.errors import InfraFailure
+from pixelis.errors import BadConfig, InfraFailure
 from pixelis.jobs import chat_model, evaluate
 from pixelis.jobs.chat_model import ChatModel
 from pixelis.records import Exchange, Group, Media, Question
@@ -113,6 +113,14 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     assert "0.667 +- 0.000  (1: 0.667, 2: 0.667)" in out
     assert "minus baseline" in out
     assert len({request["seed"] for request in server.requests[6:]}) == 2
+    assert run(monkeypatch, *arguments, "evaluate.questions=2") == 0
+    out = capsys.readouterr().out
+    assert "on 2 questions, 2 episodes\n  only the first questions of a larger set: evaluate.questions=0" in out
+    assert run(monkeypatch, *arguments, "evaluate.questions=0") == 0
+    out = capsys.readouterr().out
+    assert "on 3 questions, 3 episodes" in out
+    assert "larger set" not in out
+    assert len(server.requests) == 12
     assert run(monkeypatch, *arguments, "run.resume=false") == 0
     assert len(server.requests) == 15
 
@@ -225,3 +233,9 @@ def test_a_service_that_is_away_ends_the_evaluation_and_keeps_what_was_answered(
     asked = [request["messages"][0]["content"][0]["text"] for request in server.requests]
     assert len([text for text in asked if "How many 0?" in text]) == 1
     server.close()
+
+
+def test_all_questions_of_an_endless_set_are_refused() -> None:
+    with pytest.raises(BadConfig, match="cards: has no end"):
+        parse({"evaluate": {"questions": 0}})
+    parse({"evaluate": {"questions": 0, "sets": {"a": "rows.jsonl"}}})
