@@ -61,9 +61,11 @@ class EvaluateConfig(Section):
     trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")
 
     @model_validator(mode="after")
-    def _operations_to_compare(self) -> EvaluateConfig:
+    def _possible(self) -> EvaluateConfig:
         if self.direct and (not self.operations or self.api.url is not None):
             raise ValueError("direct compares answers with and without operations: set operations=true, for a policy of ours")
+        if self.images and self.api.url is not None:
+            raise ValueError("images saves what a policy of ours saw: set images=false")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: each may stand once")
         return self

@@ -38,6 +38,9 @@ DIALECT = DIALECTS["plain"]
 SENT = ("image/png", "image/jpeg", "image/webp")
 """Types of picture files that are sent as they are; others are sent as PNG."""
 FRAME_QUALITY = 95
+"""Of the JPEG that a clip's frame is sent as."""
+ORIENTATION = 0x0112
+"""The EXIF tag."""
 UNREACHABLE = ("api_timeout", "api_busy", "api_error")
 """Failures of the service, not of a question."""
 MAX_FAILURES_IN_A_ROW = 10
@@ -173,7 +176,7 @@ class ChatModel:
         else:
             content = read_encoded(media.uri, toolbox.max_image_bytes, "image")
             picture = load_image(content, toolbox.max_image_bytes, toolbox.max_image_pixels)
-            if self._shrunk(picture) is picture and (kind := _type(content)) in SENT:
+            if self._shrunk(picture) is picture and (kind := _type(content)) in SENT and not _turned(content):
                 url = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
                 return [(_view(media.id, picture, picture), [_part(url)])]
         view = self._shrunk(picture)
@@ -194,7 +197,9 @@ def _reply(body: bytes) -> str:
     """Text, reasoning and finish reason of a chat completion, as JSON; ValueError and KeyError for anything else."""
     choice = json.loads(body)["choices"][0]
     message = choice["message"]
-    text = message["content"] or ""
+    text = message.get("content") or ""
+    if isinstance(text, list):  # some services answer in parts
+        text = "".join(part["text"] for part in text if part.get("type") == "text")
     if not isinstance(text, str):
         raise ValueError("the reply has no text")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -212,6 +217,12 @@ def _type(content: bytes) -> str:
         return media_type(content)
     except BadInput:
         return ""
+
+
+def _turned(content: bytes) -> bool:
+    """Whether a picture is to be turned or mirrored for display, which not every service does."""
+    with Image.open(io.BytesIO(content)) as picture:
+        return picture.getexif().get(ORIENTATION, 1) != 1
 
 
 def _view(name: str, source: np.ndarray, view: np.ndarray, **origin: Any) -> ImageView:
