@@ -24,6 +24,11 @@ class ApiConfig(Section):
     total_timeout_s: float = Field(1200.0, gt=0, description="timeout in seconds of all requests for an answer")
     max_tokens: int = Field(4096, ge=0, description="maximum number of tokens of an answer; 0: the field is not sent")
     parameters: dict[str, Any] = Field({}, description="further fields of each request, e.g. {reasoning_effort: low}")
+    operations: bool = Field(
+        False,
+        description="offer the operations of dialogue.dialect as text, and run them on the toolboxes of a cluster; the pictures "
+        "are then shown within the pixel budgets of dialogue",
+    )
     cache: bool = Field(True, description="keep replies in run.dir, so that a repeated command asks only what is missing")
 
 
@@ -62,8 +67,9 @@ class EvaluateConfig(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> EvaluateConfig:
-        if self.direct and (not self.operations or self.api.url is not None):
-            raise ValueError("direct compares answers with and without operations: set operations=true, for a policy of ours")
+        if self.direct and not (self.operations if self.api.url is None else self.api.operations):
+            key = "operations" if self.api.url is None else "api.operations"
+            raise ValueError(f"direct compares answers with and without operations: set {key}=true")
         if self.images and self.api.url is not None:
             raise ValueError("images saves what a policy of ours saw: set images=false")
         if len(set(self.seeds)) < len(self.seeds):

@@ -181,7 +181,7 @@ async def _play(
             return StopReason.NO_ACTION
         if number == limits.max_turns - 1:
             return StopReason.OVER_TURN
-        results = await _operate_all(tools, turn.actions, trajectory)
+        results = await operate_all(tools, turn.actions, trajectory)
         if not results:
             assert reply.error is not None
             results.append((Observation(status="error", code=reply.error.code, text=reply.error.message), []))
@@ -227,7 +227,7 @@ def is_done(observation: Observation) -> bool:
     return observation.data.get("done") is True
 
 
-async def _operate_all(
+async def operate_all(
     tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
 ) -> list[tuple[Observation, list[np.ndarray]]]:
     """Execute the calls of a turn in order, up to one that ends the episode; no call without tools."""

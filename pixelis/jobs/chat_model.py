@@ -10,8 +10,9 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from PIL import Image
 from pixelis.config import Config
 from pixelis.datasets.media import open_media
 from pixelis.datasets.synthesis.chat import data_url
-from pixelis.dialogue.dialects import DIALECTS
+from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
 from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import load_image
@@ -44,6 +45,20 @@ ORIENTATION = 0x0112
 UNREACHABLE = ("api_timeout", "api_busy", "api_error")
 """Failures of the service, not of a question."""
 MAX_FAILURES_IN_A_ROW = 10
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said. ``truncated``: its length ended it."""
+
+    text: str
+    reasoning: str = ""
+    truncated: bool = False
+
+    @property
+    def transcript(self) -> str:
+        """The text after the reasoning in thought tags."""
+        return f"<think>{self.reasoning}</think>\n{self.text}" if self.reasoning else self.text
 
 
 class ChatModel:
@@ -99,27 +114,34 @@ class ChatModel:
             dialect=DIALECT.name,
         )
         messages, trajectory.images, trajectory.turns = self.messages(question)
+        try:
+            reply = self.ask(messages, seed, sample)
+        except DataFailure as failure:
+            trajectory.stop_reason, trajectory.unscored = StopReason.ERROR, failure.code
+            return trajectory
+        trajectory.turns.append(Turn(role="assistant", text=reply.transcript))
+        trajectory.answer = DIALECT.parse(reply.text, {}, Scale("unit")).answer
+        trajectory.stop_reason = StopReason.NO_ACTION if trajectory.answer is None else StopReason.ANSWER
+        if reply.truncated:
+            trajectory.answer, trajectory.stop_reason = None, StopReason.LENGTH
+        trajectory.seconds = time.perf_counter() - started
+        return trajectory
+
+    def ask(self, messages: list[dict[str, Any]], seed: int | None, sample: int) -> Reply:
+        """The reply to a chat; equal chats of different samples are asked for separately. DataFailure, and see ``groups``."""
         sampling = self.config.evaluate.sampling
         body: dict[str, Any] = {"model": self.api.model, "messages": messages, **self.api.parameters}
         body |= {"max_tokens": self.api.max_tokens} if self.api.max_tokens else {}
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         body |= {"seed": _seed(seed, sample)} if seed is not None else {}
         try:
-            reply = self.client.post("chat/completions", body, _reply, json.loads, sample, sampling.temperature)
+            reply = self.client.post("chat/completions", body, _reply, _read, sample, sampling.temperature)
         except DataFailure as failure:
             self._failed(failure)
-            trajectory.stop_reason, trajectory.unscored = StopReason.ERROR, failure.code
-            return trajectory
+            raise
         with self._lock:
             self._failures = 0
-        text = f"<think>{reply['reasoning']}</think>\n{reply['text']}" if reply["reasoning"] else reply["text"]
-        trajectory.turns.append(Turn(role="assistant", text=text))
-        trajectory.answer = DIALECT.parse(reply["text"], {}, Scale("unit")).answer
-        trajectory.stop_reason = StopReason.NO_ACTION if trajectory.answer is None else StopReason.ANSWER
-        if reply["finish"] == "length":
-            trajectory.answer, trajectory.stop_reason = None, StopReason.LENGTH
-        trajectory.seconds = time.perf_counter() - started
-        return trajectory
+        return reply
 
     def _failed(self, failure: DataFailure) -> None:
         if failure.code not in UNREACHABLE:
@@ -133,28 +155,10 @@ class ChatModel:
 
     def messages(self, question: Question) -> tuple[list[dict[str, Any]], list[ImageView], list[Turn]]:
         """The messages of a request, the pictures in them, and the same as turns."""
-        shown = {media.id: self._parts(media) for media in question.media}
-        views = [view for parts in shown.values() for view, _ in parts]
-        contents = {view.id: parts for of_media in shown.values() for view, parts in of_media}
-        instruct = self.config.dialogue.system != "none"
-        messages, turns, left = list[dict[str, Any]](), list[Turn](), set(shown)
-
-        def ask(text: str, media: set[str]) -> None:
-            own = [view for view in views if (view.parent or view.id) in media]
-            pieces = DIALECT.question(text, own, False, instruct)
-            parts = list[dict[str, Any]]()
-            for piece in pieces:
-                parts += [{"type": "text", "text": str(piece)}] if isinstance(piece, str) else contents[piece.id]
-            messages.append({"role": "user", "content": parts})
-            plain = "".join(str(piece) for piece in pieces if isinstance(piece, str))
-            turns.append(Turn(role="user", text=plain, images=[view.id for view in own]))
-
-        for exchange in question.history:
-            ask(exchange.question, set(exchange.media))
-            left -= set(exchange.media)
-            messages.append({"role": "assistant", "content": exchange.answer})
-            turns[-1].text += f"\n{exchange.answer}"
-        ask(question.question, left)
+        shown = [pair for media in question.media for pair in self._parts(media)]
+        contents = {view.id: parts for view, parts in shown}
+        views, instruct = [view for view, _ in shown], self.config.dialogue.system != "none"
+        messages, turns = chat(question, views, contents, DIALECT, False, instruct)
         return messages, views, turns
 
     def _parts(self, media: Media) -> list[tuple[ImageView, list[dict[str, Any]]]]:
@@ -168,7 +172,7 @@ class ChatModel:
                 view, seconds = self._shrunk(frame), float(clip.times[number])
                 label = {"type": "text", "text": f"{frame_label(number, seconds)}:"}
                 source = {"parent": media.id, "frame": number, "time": seconds}
-                parts.append((_view(f"{media.id}.{i}", frame, view, **source), [label, _part(_jpeg(view))]))
+                parts.append((_view(f"{media.id}.{i}", frame, view, **source), [label, picture_part(_jpeg(view))]))
             return parts
         if media.uri.lower().startswith("cards:"):
             picture = open_media(media, toolbox)
@@ -178,9 +182,9 @@ class ChatModel:
             picture = load_image(content, toolbox.max_image_bytes, toolbox.max_image_pixels)
             if self._shrunk(picture) is picture and (kind := _type(content)) in SENT and not _turned(content):
                 url = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
-                return [(_view(media.id, picture, picture), [_part(url)])]
+                return [(_view(media.id, picture, picture), [picture_part(url)])]
         view = self._shrunk(picture)
-        return [(_view(media.id, picture, view), [_part(data_url(view))])]
+        return [(_view(media.id, picture, view), [picture_part(data_url(view))])]
 
     def _shrunk(self, picture: np.ndarray) -> np.ndarray:
         height, width = picture.shape[:2]
@@ -193,6 +197,50 @@ class ChatModel:
         self.client.close()
 
 
+def chat(
+    question: Question,
+    views: Sequence[ImageView],
+    contents: Mapping[str, list[dict[str, Any]]],
+    dialect: Dialect,
+    tools: bool,
+    instruct: bool,
+) -> tuple[list[dict[str, Any]], list[Turn]]:
+    """The messages of a conversation up to its question, and the same as turns. ``contents``: the parts of each view by id."""
+    messages, turns, left = list[dict[str, Any]](), list[Turn](), {view.parent or view.id for view in views}
+
+    def ask(text: str, media: set[str]) -> None:
+        own = [view for view in views if (view.parent or view.id) in media]
+        pieces = dialect.question(text, own, tools, instruct)
+        messages.append({"role": "user", "content": content_of(pieces, contents)})
+        turns.append(Turn(role="user", text=text_of(pieces), images=[view.id for view in own]))
+
+    for exchange in question.history:
+        ask(exchange.question, set(exchange.media))
+        left -= set(exchange.media)
+        messages.append({"role": "assistant", "content": exchange.answer})
+        turns[-1].text += f"\n{exchange.answer}"
+    ask(question.question, left)
+    return messages, turns
+
+
+def content_of(pieces: Sequence[Piece], contents: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Text and pictures as the parts of a message."""
+    parts = list[dict[str, Any]]()
+    for piece in pieces:
+        parts += [{"type": "text", "text": str(piece)}] if isinstance(piece, str) else contents[piece.id]
+    return parts
+
+
+def text_of(pieces: Sequence[Piece]) -> str:
+    """The text among the pieces of a turn."""
+    return "".join(str(piece) for piece in pieces if isinstance(piece, str))
+
+
+def _read(text: str) -> Reply:
+    """The reply that ``_reply`` has written."""
+    return Reply(**json.loads(text))
+
+
 def _reply(body: bytes) -> str:
     """Text, reasoning and finish reason of a chat completion, as JSON; ValueError and KeyError for anything else."""
     choice = json.loads(body)["choices"][0]
@@ -203,8 +251,8 @@ def _reply(body: bytes) -> str:
     if not isinstance(text, str):
         raise ValueError("the reply has no text")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    finish = choice.get("finish_reason")
-    return json.dumps({"text": text, "reasoning": reasoning if isinstance(reasoning, str) else "", "finish": finish})
+    truncated = choice.get("finish_reason") == "length"
+    return json.dumps({"text": text, "reasoning": reasoning if isinstance(reasoning, str) else "", "truncated": truncated})
 
 
 def _seed(seed: int, sample: int) -> int:
@@ -230,7 +278,7 @@ def _view(name: str, source: np.ndarray, view: np.ndarray, **origin: Any) -> Ima
     return ImageView.model_validate({"id": name, **sizes, **origin})
 
 
-def _part(url: str) -> dict[str, Any]:
+def picture_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -36,10 +36,11 @@ from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
+from pixelis.jobs.chat_agent import ChatAgent
 from pixelis.jobs.chat_model import ChatModel
 from pixelis.jobs.driver import driver, folder_without_policy, run_folder, watch
 from pixelis.jobs.dry_run import checks
-from pixelis.records import Group
+from pixelis.records import Group, Question
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.services import Services, shared_services
@@ -188,7 +189,7 @@ def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous
             if e.direct:
                 direct = measure(config, actors, f"{arm_name}-direct", 0, operations=False, **request)
                 save(config, folder, direct)
-                arm.summary |= {"direct": direct.summary, "operations_gain": compare(arm.correct, direct.correct)}
+                add_direct(arm, direct)
             if e.baseline is not None:
                 arm.summary["baseline"] = compare_with(e.baseline, arm)
             summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
@@ -201,24 +202,34 @@ def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous
 
 
 def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As ``evaluate_sets`` for the model of ``evaluate.api``, which is offered no operations; no cluster is started."""
+    """As ``evaluate_sets`` for the model of ``evaluate.api``. No cluster is started unless it is offered operations."""
     config = _lenient(config)
     sets, e = config.evaluate.sets or {config.run.name: config.data.evaluate}, config.evaluate
     summaries, pages = list(previous), list[EpisodePage]()
     model, grader = ChatModel(config, folder, max_pixels), Grader(config.rewards, folder)
+    agent: ChatAgent | None = None
+
+    def answer(name: str, questions: Sequence[Question], operations: bool) -> Arm:
+        total = len(questions) * e.samples * max(1, len(e.seeds))
+        with Progress(f"evaluate {name}", total, enabled=config.telemetry.progress) as progress:
+            request = (questions, e.samples, e.seeds, progress.update)
+            groups = model.groups(*request) if agent is None else agent.groups(*request, operations)
+        arm = graded(config, grader, name, groups, e.seeds, e.samples)
+        save(config, folder, arm)
+        return arm
+
     try:
+        agent = ChatAgent(config, model) if e.api.operations else None
         for name, source in sets.items():
             arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
             rows = read_questions(source, limit=e.questions and e.questions + 1, epochs=1)
             questions = [require_text(question, source) for question in rows]
             truncated = 0 < e.questions < len(questions) and not source.startswith("cards:")
             questions = questions[: e.questions or None]
-            total = len(questions) * e.samples * max(1, len(e.seeds))
-            with Progress(f"evaluate {arm_name}", total, enabled=config.telemetry.progress) as progress:
-                groups = model.groups(questions, e.samples, e.seeds, progress.update)
-            arm = graded(config, grader, arm_name, groups, e.seeds, e.samples)
+            arm = answer(arm_name, questions, operations=True)
             arm.summary |= {"truncated": True} if truncated else {}
-            save(config, folder, arm)
+            if e.direct:
+                add_direct(arm, answer(f"{arm_name}-direct", questions, operations=False))
             if e.baseline is not None:
                 arm.summary["baseline"] = compare_with(e.baseline, arm)
             summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
@@ -228,6 +239,8 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
                     pictures |= report.load_pictures(media, trajectory, config.toolbox)
                 pages.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
     finally:
+        if agent is not None:
+            agent.close()
         model.close()
         grader.close()
     print(f"report: {write_report(folder, {'arms': summaries}, [], pages)}")
@@ -246,6 +259,11 @@ def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds
     with ThreadPoolExecutor(4) as pool:
         scored = list(pool.map(grader.score, groups))
     return Arm(name, summary_of(config, name, scored, grader.services, seeds, samples), scored, [])
+
+
+def add_direct(arm: Arm, direct: Arm) -> None:
+    """Add the arm without operations to the summary of the one with them, and their difference in pairs."""
+    arm.summary |= {"direct": direct.summary, "operations_gain": compare(arm.correct, direct.correct)}
 
 
 def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
