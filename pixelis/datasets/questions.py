@@ -126,9 +126,9 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:` generated."""
     if source.startswith("cards:"):
         options = _cards_options(source, "aim")
-        aim, follow_up = (_share_option(source, options, name) for name in ("aim", "follow_up"))
+        aim, follow_up, clips = (_share_option(source, options, name) for name in ("aim", "follow_up", "clips"))
         split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
-        rows = cards.demonstration_rows(split, count, seed, direct_share, aim, follow_up)
+        rows = cards.demonstration_rows(split, count, seed, direct_share, aim, follow_up, clips)
         return [Demonstration.model_validate(row) for row in rows]
     demonstrations = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
     return list(
@@ -249,14 +249,14 @@ def sampling_weight(question: Question) -> float:
 def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
     options = _cards_options(source, "shift")
     scene = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
-    shift, follow_up = options.get("shift", ""), _share_option(source, options, "follow_up")
+    shift, follow_up, clips = options.get("shift", ""), *(_share_option(source, options, name) for name in ("follow_up", "clips"))
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
-            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up))
+            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up, clips))
 
 
 def _cards_options(source: str, option: str) -> dict[str, str]:
-    return parse_options(source, ("split", "seed", "follow_up", option))[1]
+    return parse_options(source, ("split", "seed", "follow_up", "clips", option))[1]
 
 
 def _share_option(source: str, options: dict[str, str], name: str) -> float:

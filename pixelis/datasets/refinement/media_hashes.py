@@ -20,7 +20,6 @@ from scipy.sparse.csgraph import connected_components
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadInput, PixelisError
-from pixelis.operations.image import load_image
 from pixelis.operations.video import Clip
 from pixelis.records import Media
 
@@ -65,11 +64,8 @@ class MediaHashes:
         if media.spans:
             key = f"{key} {len(media.frames or [])} {media.spans}"
         if key not in self._hashes:
-            if middle:
-                picture = load_image(middle, self.settings.max_image_bytes, self.settings.max_image_pixels)
-            else:
-                opened = open_media(media, self.settings)
-                picture = opened.frame(len(opened.times) // 2) if isinstance(opened, Clip) else opened
+            opened = open_media(Media(id=media.id, uri=middle) if middle else media, self.settings)
+            picture = opened.frame(len(opened.times) // 2) if isinstance(opened, Clip) else opened
             self._store(key, f"{perceptual(picture):016x}")
         return int(self._hashes[key], 16)
 
