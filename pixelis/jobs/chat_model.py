@@ -24,7 +24,7 @@ from pixelis.datasets.media import open_media
 from pixelis.datasets.synthesis.chat import data_url
 from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
 from pixelis.errors import BadInput, DataFailure, InfraFailure
-from pixelis.operations.encoded import read_encoded
+from pixelis.operations.encoded import media_type, read_encoded
 from pixelis.operations.image import load_image
 from pixelis.operations.media import segment_centers
 from pixelis.operations.pictures import frame_label
@@ -33,7 +33,6 @@ from pixelis.operations.scale import Scale
 from pixelis.operations.video import Clip
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.llm_client import LlmClient
-from pixelis.serve.files import media_type
 
 DIALECT = DIALECTS["plain"]
 SENT = ("image/png", "image/jpeg", "image/webp")

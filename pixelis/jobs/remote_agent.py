@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from pixelis.config import ToolboxConfig
+from pixelis.datasets.agent_request import agent_request
 from pixelis.dialogue.session import BATCH_PRIORITY
 from pixelis.errors import BadConfig, BadInput, InfraFailure
-from pixelis.records import Media, Question
-from pixelis.serve.files import media_type
+from pixelis.records import Question
 
 PATIENCE_S = 600.0
 """Seconds for which a question is asked again while the service refuses it for want of room, or does not answer."""
@@ -41,39 +39,12 @@ class RemoteAgent:
 
     async def answer(self, question: Question) -> dict[str, Any]:
         """The fields of a line of answers. Raises BadInput for a question that is refused, InfraFailure without an answer."""
-        body = await asyncio.to_thread(self.body, question)
+        body = await asyncio.to_thread(agent_request, question, self.caps)
         reply = await self._post({**body, "priority": BATCH_PRIORITY, "learn": False, "remember": False})
         trajectory = reply["trajectory"]
         for image in trajectory["images"]:
             image["uri"] = ""  # a line has no pictures
         return {**{name: reply[name] for name in FIELDS}, "trajectory": trajectory, "error": None}
-
-    def body(self, question: Question) -> dict[str, Any]:
-        """The question with its pictures and clips as data URLs."""
-        urls = {media.id: self._url(media) for media in question.media}
-        kinds = {media.id: media.kind for media in question.media}
-
-        def shown(ids: list[str]) -> dict[str, list[str]]:
-            return {kind: [urls[id] for id in ids if kinds[id] == kind] for kind in ("image", "video")}
-
-        earlier = {id for exchange in question.history for id in exchange.media}
-        history = [{"question": e.question, "answer": e.answer, **shown(e.media)} for e in question.history]
-        return {"question": question.question, "history": history, **shown([id for id in urls if id not in earlier])}
-
-    def _url(self, media: Media) -> str:
-        if media.frames or media.spans or media.uri.startswith("cards:"):
-            raise BadInput(f"{media.id} is no file that can be sent", code="media_not_sent", fix="answer it without --url")
-        if media.uri.startswith("data:"):
-            return media.uri
-        limit = self.caps.max_image_bytes if media.kind == "image" else self.caps.max_video_bytes
-        try:
-            with Path(media.uri).open("rb") as file:
-                content = file.read(limit + 1)
-        except OSError as error:
-            raise BadInput(f"{media.uri} cannot be read: {error.strerror}", code=f"{media.kind}_not_found") from None
-        if len(content) > limit:
-            raise BadInput(f"{media.uri} has more than {limit} bytes", code=f"{media.kind}_too_many_bytes")
-        return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
         deadline, pause_s = time.monotonic() + self.patience_s, 1.0

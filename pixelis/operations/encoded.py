@@ -8,11 +8,22 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pixelis.errors import BadImage
+from pixelis.errors import BadImage, BadInput
 
 Kind = Literal["image", "video"]
 _NOUNS = {"image": "picture", "video": "clip"}
 _EXAMPLES = {"image": "image/png", "video": "video/mp4"}
+_SIGNATURES = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+    (re.compile(rb"BM"), "image/bmp"),
+    (re.compile(rb"II\*\0|MM\0\*"), "image/tiff"),
+    (re.compile(rb"....ftypqt", re.DOTALL), "video/quicktime"),
+    (re.compile(rb"....ftyp", re.DOTALL), "video/mp4"),
+    (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
+)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 
 
@@ -90,3 +101,12 @@ def _check_bytes(size: int, max_bytes: int, kind: Kind) -> None:
             code=f"{kind}_too_many_bytes",
             fix=f"send a smaller {_NOUNS[kind]} or raise toolbox.max_{kind}_bytes",
         )
+
+
+def media_type(content: bytes) -> str:
+    """The type that the first bytes tell. Raises BadInput for a type that no question accepts."""
+    for signature, name in _SIGNATURES:
+        if signature.match(content[:16]):
+            return name
+    fix = "upload PNG, JPEG, WebP, GIF, BMP, TIFF, MP4, QuickTime, WebM or Matroska"
+    raise BadInput("the file is neither a picture nor a clip of a known format", code="file_type", fix=fix)

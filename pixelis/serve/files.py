@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pixelis.config.serve import FilesConfig
 from pixelis.errors import BadInput
 from pixelis.memory.disk import disk_failures, sync
+from pixelis.operations.encoded import media_type
 from pixelis.records import new_id
 
 FOLDER = "files"
@@ -29,17 +30,6 @@ NAMELESS = "_"
 PARTIAL_S = 3600.0
 """Age at which what an upload left behind that did not complete is removed."""
 Purpose = Literal["vision", "user_data"]
-_SIGNATURES = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
-    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
-    (re.compile(rb"GIF8[79]a"), "image/gif"),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
-    (re.compile(rb"BM"), "image/bmp"),
-    (re.compile(rb"II\*\0|MM\0\*"), "image/tiff"),
-    (re.compile(rb"....ftypqt", re.DOTALL), "video/quicktime"),
-    (re.compile(rb"....ftyp", re.DOTALL), "video/mp4"),
-    (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
-)
 
 
 class StoredFile(BaseModel):
@@ -55,15 +45,6 @@ class StoredFile(BaseModel):
 
 
 Files = list[StoredFile]
-
-
-def media_type(content: bytes) -> str:
-    """The type that the first bytes tell. Raises BadInput for a type that no question accepts."""
-    for signature, name in _SIGNATURES:
-        if signature.match(content[:16]):
-            return name
-    fix = "upload PNG, JPEG, WebP, GIF, BMP, TIFF, MP4, QuickTime, WebM or Matroska"
-    raise BadInput("the file is neither a picture nor a clip of a known format", code="file_type", fix=fix)
 
 
 class FileStore:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pixelis.config.serve import FilesConfig
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.serve.files import FileStore, media_type
+from pixelis.operations.encoded import media_type
+from pixelis.serve.files import FileStore
 from pixelis.serve.multipart import read_form
 from pixelis.serve.protocol.errors import ApiError
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from chat_server import ChatServer
 
 from pixelis.config.synthesis import DistillationConfig, ImitationConfig
+from pixelis.datasets import packaged
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.distillation import Distiller, describe_annotations
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.errors import BadConfig, BadInput, DataFailure
-from pixelis.records import Action, Annotations, Demonstration, Question, Region, Relation, StopReason, Trajectory, Turn, Verdict
+from pixelis.records import (
+    Action,
+    Annotations,
+    Demonstration,
+    Exchange,
+    Question,
+    Region,
+    Relation,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from pixelis.serve.protocol.agent import AgentReply, AgentRequest
 from pixelis.serve.protocol.errors import parse_body
 
@@ -106,9 +121,9 @@ def test_imitation_without_demonstrations_is_an_error() -> None:
         Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])
 
 
-def served(answer: str, box: list[float]) -> bytes:
-    """What a gateway replies for an episode of one zoom."""
-    action = Action(op="zoom_in", arguments={"box": box})
+def served(answer: str, box: list[float], op: str = "zoom_in", **arguments: object) -> bytes:
+    """What a gateway replies for an episode of one call."""
+    action = Action(op=op, target="vid0" if arguments else "img0", arguments=arguments or {"box": box})
     turns = [
         Turn(role="user", text="?"),
         Turn(role="assistant", text=CALL, action=action),
@@ -138,6 +153,51 @@ def test_a_policy_behind_a_gateway_plays_episodes(imitator: Callable, shown: lis
     (request,) = server.requests
     assert request.pop("path") == "/v1/agent"
     assert parse_body(AgentRequest, json.dumps(request).encode()).seed == 2
+
+
+@pytest.fixture
+def follow_up(tmp_path: Path) -> Question:
+    """The second question of a conversation about a clip."""
+    (clip,) = packaged.read("packaged:clips?event=cut&count=1", tmp_path)
+    earlier = Exchange(question="Is this a clip?", answer="yes", media=["vid0"])
+    return Question(id="c", question="How many scenes does it have?", history=[earlier], media=clip.media, answers=["2"])
+
+
+def test_a_gateway_gets_the_clip_and_the_conversation(imitator: Callable, follow_up: Question) -> None:
+    one, server = imitator(served("2", [], "select_frames", frames=[3, 30]), plays="gateway")
+    sample = one.play(follow_up)
+    assert sample.history == follow_up.history
+    assert [(turn.op, turn.target) for turn in sample.turns] == [("select_frames", "vid0"), (None, None)]
+    assert sample.turns[0].observation is not None
+    assert [frame["index"] for frame in sample.turns[0].observation.data["frames"]] == [3, 30]
+    (request,) = server.requests
+    del request["path"]
+    conversation = parse_body(AgentRequest, json.dumps(request).encode()).conversation()
+    assert conversation.question == follow_up.question
+    assert conversation.history == follow_up.history
+    (url,) = request["history"][0]["video"]
+    assert base64.b64decode(url.removeprefix("data:video/mp4;base64,")) == Path(follow_up.media[0].uri).read_bytes()
+    assert request["image"] == request["video"] == []
+
+
+def test_clips_that_are_no_file_are_not_sent(imitator: Callable, follow_up: Question) -> None:
+    one, server = imitator(plays="gateway")
+    cut = follow_up.model_copy(update={"media": [follow_up.media[0].model_copy(update={"spans": [(0.0, 1.0)]})]})
+    with pytest.raises(BadInput) as error:
+        one.play(cut)
+    assert error.value.code == "media_not_sent"
+    assert server.requests == []
+
+
+def test_a_model_sees_the_conversation(imitator: Callable, shown: list[Demonstration]) -> None:
+    one, server = imitator(RIGHT)
+    history = [Exchange(question="Is there a frame?", answer="yes", media=["img0"])]
+    one.play(shown[0].model_copy(update={"question": "Which digit is in it?", "history": history}))
+    _, first, answer, last = server.requests[0]["messages"]
+    assert [sum(part["type"] == "image_url" for part in message["content"]) for message in (first, last)] == [1, 0]
+    assert "Is there a frame?" in str(first["content"])
+    assert "yes" in answer["content"]
+    assert "Which digit is in it?" in str(last["content"])
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pixelis.config import DialogueConfig, RewardsConfig
 from pixelis.config.synthesis import ImitationConfig
-from pixelis.datasets.synthesis.chat import ask, chat_client, data_url, picture_part
+from pixelis.datasets.agent_request import agent_request
+from pixelis.datasets.synthesis.chat import ask, chat_client, picture_part
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import Executor, Session
 from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
@@ -60,10 +59,9 @@ class Imitator:
         if self.settings.plays == "gateway":
             return self._play_by_gateway(session, draw)
         system = self.dialect.system(session.images, self.operations, self.coordinates)  # type: ignore[arg-type]
-        prompt = self.dialect.question(question.question, session.images, tools=True, instruct=True)
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self._examples_for(question)])},
-            {"role": "user", "content": self._parts(prompt, session)},
+            *self._conversation(session),
         ]
         for _ in range(self.settings.max_turns):
             text = ask(self.client, self.settings, messages, lambda text: self._check_reply(text, session), draw)
@@ -86,11 +84,8 @@ class Imitator:
 
     def _play_by_gateway(self, session: Session, draw: int) -> Demonstration:
         """The episode that a Pixelis gateway returns, executed again turn by turn."""
-        question, pictures = session.question, [item for item in session.media.values() if isinstance(item, np.ndarray)]
-        if len(pictures) < len(session.media) or not pictures:
-            raise DataFailure(f"{question.id}: the gateway accepts only pictures", code="not_a_picture")
-        body = {"question": question.question, "image": [data_url(picture) for picture in pictures], "samples": 1}
-        body |= {"learn": False, "seed": draw}
+        question = session.question
+        body = {**agent_request(question, self.executor.toolbox), "samples": 1, "learn": False, "seed": draw}
         trajectory = Trajectory.model_validate_json(
             self.client.post("agent", body, _episode, str, draw, self.settings.temperature)
         )
@@ -112,6 +107,23 @@ class Imitator:
         """Close the client."""
         self.client.close()
 
+    def _conversation(self, session: Session) -> list[dict[str, Any]]:
+        """The earlier exchanges and the question, each with its own pictures and frames."""
+        question, views, messages = session.question, list(session.images), list[dict[str, Any]]()
+
+        def ask(text: str, shown: list[ImageView]) -> None:
+            pieces = self.dialect.question(text, shown, tools=True, instruct=True)
+            messages.append({"role": "user", "content": self._parts(pieces, session)})
+
+        for exchange in question.history:
+            shown = [view for view in views if (view.parent or view.id) in exchange.media]
+            views = [view for view in views if view not in shown]
+            ask(exchange.question, shown)
+            answer = self.dialect.render(exchange.answer, self._scale(session))
+            messages.append({"role": "assistant", "content": "".join(answer)})
+        ask(question.question, views)
+        return messages
+
     def _check_reply(self, text: str, session: Session) -> str:
         """The reply if it calls or answers; ValueError otherwise, so that the request is repeated."""
         reply = self.dialect.parse(text, self.operations, self._scale(session))
@@ -131,7 +143,8 @@ class Imitator:
 
     def _example(self, demonstration: Demonstration) -> str:
         session = self.executor.open(demonstration)
-        lines = [f"User: {demonstration.question}"]
+        earlier = [line for e in demonstration.history for line in (f"User: {e.question}", f"Assistant: {e.answer}")]
+        lines = [*earlier, f"User: {demonstration.question}"]
         for step in demonstration.turns:
             content: Action | str
             if step.op is None:
@@ -166,7 +179,7 @@ class Imitator:
 
 def _question_key(question: Question) -> tuple[str, ...]:
     """Equal for records of one question: its text and the names, without folders, of its files."""
-    return (question.question, *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])))
+    return (question.conversation, *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])))
 
 
 def _episode(body: bytes) -> str:

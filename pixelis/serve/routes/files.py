@@ -10,11 +10,12 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from pixelis.errors import InfraFailure
+from pixelis.operations.encoded import media_type
 from pixelis.operations.image import image_pixels
 from pixelis.operations.video import clip_pixels
 from pixelis.serve.after_reply import REFUSALS
 from pixelis.serve.dependencies import EntityId, Scoped, Sender, State, limit_rate, read_upload, require_room, require_writable
-from pixelis.serve.files import Purpose, media_type
+from pixelis.serve.files import Purpose
 from pixelis.serve.multipart import FormField
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.files import MAX_FILENAME_CHARS, MIN_TTL_S, FileDeleted, FileList, FileObject
