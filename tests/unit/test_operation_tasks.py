@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,22 @@ from pixelis.datasets.synthesis.negatives import make_negative
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.sample_builder import SampleBuilder
 from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.datasets.synthesis.tasks.relations import _groups
 from pixelis.errors import BadConfig, BadInput, DataFailure
-from pixelis.operations import read_text
+from pixelis.operations import find, read_text
 from pixelis.records import Annotations, Demonstration, Question, Region
 
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
-EXTRA = ["rotate", "flip", "enhance", "measure", "mark", "compare", "search_clip"]
+EXTRA = [
+    "rotate",
+    "flip",
+    "enhance",
+    "measure",
+    "mark",
+    "compare",
+    "search_clip",
+    *(["python"] if sys.platform == "linux" else []),
+]
 TOOLBOX = ToolboxConfig(operations=[*ToolboxConfig().operations, *EXTRA])
 EXECUTOR = Executor(TOOLBOX, multiple=16)
 SHIFTED = "packaged:text?shift=turned,mirrored,dark&count=6&seed=2"
@@ -274,3 +286,54 @@ def test_a_search_finds_the_moment(folder):
     )
     for sample in (found, moving):
         assert is_wrong(sample, make_negative("outcome_negative", sample, EXECUTOR.open(sample), np.random.default_rng(0)).final)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
+def test_programs_compute_what_the_pixels_hold(board):
+    counted, mean = (first_of("pixel_values", board, form) for form in ("colour_pixels", "channel_mean"))
+    picture = EXECUTOR.open(counted).media["img0"]
+    rgb = [int(v) for v in re.findall(r"\d+", counted.question)]
+    assert counted.final == str(int((picture == rgb).all(-1).sum())) == counted.steps[-1].observation.text
+    (x0, y0, x1, y1), channel = (
+        mean.steps[-1].arguments["box"],
+        ["red", "green", "blue"].index(re.search("red|green|blue", mean.question)[0]),
+    )
+    height, width = picture.shape[:2]
+    inside = picture[round(y0 * height) : round(y1 * height), round(x0 * width) : round(x1 * width), channel]
+    assert float(mean.final) == pytest.approx(inside.mean(), rel=0.03)
+    for sample in (counted, mean):
+        assert is_right(sample, sample.final)
+        assert is_wrong(sample, str(round(1.4 * float(sample.final))))
+    trap = make_negative("trap_perceptual", mean, EXECUTOR.open(mean), np.random.default_rng(0))
+    assert trap.final == trap.steps[-1].observation.text
+    play(counted, mean)
+
+
+class Detector:
+    """Stands in for a checkpoint: finds given boxes by the words for them."""
+
+    kind, threshold = "owlv2", 0.2
+
+    def __init__(self, boxes: dict[str, list]):
+        self.boxes = boxes
+
+    def detect(self, picture, text):
+        boxes = np.array(self.boxes[text], float).reshape(-1, 4)
+        return boxes, np.linspace(0.9, 0.5, len(boxes))
+
+
+def test_what_a_detector_finds_is_counted_only_if_it_is_what_is_annotated(board, monkeypatch):
+    toolbox = TOOLBOX.model_copy(update={"operations": [*TOOLBOX.operations, "find"], "detector": "checkpoint"})
+    groups = _groups(Sample(board, np.random.default_rng(0), EXECUTOR, "full", "found_counting", "found"))
+
+    def count(change) -> Demonstration:
+        found = {name: change([r.box for r in members]) for name, members in groups.items()}
+        monkeypatch.setattr(find, "load", lambda folder: Detector(found))
+        return TASKS["found_counting"].make(board, np.random.default_rng(1), Executor(toolbox, multiple=16))
+
+    sample = count(lambda boxes: boxes)
+    assert int(sample.final) == len(last_data(sample)["objects"]) == int(sample.answers[0])
+    for change in (lambda boxes: boxes[1:], lambda boxes: [*boxes, (0.0, 0.0, 0.04, 0.04)]):
+        with pytest.raises(DataFailure) as failure:
+            count(change)
+        assert failure.value.code == "outline_differs"

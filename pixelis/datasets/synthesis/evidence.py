@@ -84,6 +84,8 @@ def collect_evidence(steps: Sequence[Step], images: Sequence[ImageView], annotat
             **_event_facts(observation.data, annotations),
             **_measured_facts(observation.data),
         }
+        if step.op == "python" and (printed := number(observation.text)) is not None:
+            item.facts["code.printed"] = printed
         by_object.update({str(entry["id"]): item for entry in observation.data.get("objects", [])})
         result.append(item)
     return result
@@ -185,6 +187,7 @@ MEASURES = (
     (r"far|displace|distance|pixels", "track.displacement line.length"),
     (r"angle|degrees", "line.angle"),
     (r"second|moment", "moment.time"),
+    (r"\bmean\b", "code.printed"),
     (r"fast|slow|speed|quick", "track.average_speed track.average_velocity"),
     (r"\bleft\b|\bright\b", "object.x"),
     (r"above|below|higher|lower", "object.y"),

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from pixelis.datasets.synthesis import geometry, naming
-from pixelis.datasets.synthesis.sample import Form, Sample
+from pixelis.datasets.synthesis.sample import MIN_BOX_IOU, Form, Sample
 from pixelis.operations import shapes
 from pixelis.records import Demonstration, Region
+from pixelis.rewards.scorers import box_iou
 
 MIN_RATIO = 1.15
 """Ratio of annotated sizes from which on their difference can be asked for; measured ratios must reach MIN_MEASURED_RATIO."""
@@ -378,6 +379,19 @@ def marked(sample: Sample) -> Demonstration:
     return sample.done(str(number), "one" if number == 1 else "several", scorer="count", number=number)
 
 
+def found(sample: Sample) -> Demonstration:
+    """The number of things of a kind that a detector finds, each of which must be an annotated one."""
+    name, members = _pick_group(sample)
+    sample.ask(things=naming.plural(name))
+    think = sample.think("find", naming.plural(name))
+    boxes = [item["box"] for item in sample.session.call(think, "find", target=members[0].media, text=name).data["objects"]]
+    best = [max(range(len(members)), key=lambda i: box_iou(box, members[i].box)) for box in boxes]
+    overlaps = [box_iou(box, members[i].box) for box, i in zip(boxes, best, strict=True)]
+    sample.check(sorted(best) == list(range(len(members))) and min(overlaps) >= MIN_BOX_IOU, "outline_differs")
+    sample.narrator.remark("found", number=len(boxes))
+    return sample.done(str(len(boxes)), "one" if len(boxes) == 1 else "several", scorer="count", number=len(boxes))
+
+
 def _compare_pictures(sample: Sample) -> tuple[list[Region], list[Sequence[float]]]:
     """Compare the two pictures; the things whose annotations differ, in the first picture, and the measured places."""
     ids = [item.id for item in sample.question.media if item.kind == "image"]
@@ -418,6 +432,7 @@ def difference(sample: Sample) -> Demonstration:
 
 MEASUREMENT: dict[str, Form] = {"distance": distance, "angle": angle}
 MARKING: dict[str, Form] = {"marked": marked}
+FINDING: dict[str, Form] = {"found": found}
 COMPARISON: dict[str, Form] = {"same": same, "difference": difference}
 GEOMETRY: dict[str, Form] = {
     "larger": _comparison("size.area_pixels", "area", "pixels"),

@@ -1,0 +1,62 @@
+"""Tasks about pixel values, which a short program computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pixelis.datasets.synthesis import geometry
+from pixelis.datasets.synthesis.sample import Form, Sample
+from pixelis.records import Demonstration, Region
+
+CHANNELS = ("red", "green", "blue")
+MIN_PIXELS = 200
+"""Number of pixels of one colour from which on they are counted."""
+
+
+def _run(sample: Sample, code: str, media: str, **place: Any) -> str:
+    """Run a program; what it prints. ``measure_differs`` for an error."""
+    observation = sample.session.call(sample.think("compute", sample.topic), "python", target=media, code=code, **place)
+    sample.check(observation.data["error"] is None, "measure_differs")
+    sample.narrator.remark("printed", value=observation.text)
+    return observation.text
+
+
+def colour_pixels(sample: Sample) -> Demonstration:
+    """The number of pixels that have exactly the colour of a drawn thing."""
+    region = sample.pick([r for r in sample.named if r.mask is not None])
+    picture, mask = sample.picture(region), sample.mask(region)
+    assert mask is not None
+    colours, counts = np.unique(picture[mask], axis=0, return_counts=True)
+    rgb = [int(v) for v in colours[int(counts.argmax())]]
+    truth = int((picture == rgb).all(-1).sum())
+    sample.require(truth >= MIN_PIXELS)
+    sample.ask(red=rgb[0], green=rgb[1], blue=rgb[2])
+    printed = _run(sample, f"print(int((image == {rgb}).all(axis=-1).sum()))", region.media)
+    sample.check(printed == str(truth), "measure_differs")
+    return sample.done(printed, value=printed)
+
+
+def channel_mean(sample: Sample) -> Demonstration:
+    """The mean of a colour channel in the box around a thing."""
+    region = sample.pick(sample.named)
+    channel = int(sample.rng.integers(3))
+    sample.ask(what=sample.names[region.id], channel=CHANNELS[channel])
+    truth = _mean(sample, region, channel)
+    sample.require(truth >= 20)
+    box = geometry.outward(region.box, sample.grid)
+    printed = _run(sample, f"print(round(float(image[..., {channel}].mean()), 1))", region.media, box=box)
+    sample.check(abs(float(printed) - truth) <= 0.045 * truth, "measure_differs")
+    return sample.done(printed, scorer="numeric_band", truth=f"{truth:.2f}", value=printed)
+
+
+def _mean(sample: Sample, region: Region, channel: int) -> float:
+    """The mean over the annotated box, 0..255."""
+    picture = sample.picture(region)
+    x0, y0, x1, y1 = np.round(np.array(region.box) * (*picture.shape[1::-1], *picture.shape[1::-1])).astype(int).tolist()
+    sample.require(x1 > x0 and y1 > y0)
+    return float(picture[y0:y1, x0:x1, channel].mean())
+
+
+PIXELS: dict[str, Form] = {"colour_pixels": colour_pixels, "channel_mean": channel_mean}
