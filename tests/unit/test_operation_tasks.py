@@ -228,6 +228,7 @@ def test_every_thing_of_a_kind_is_marked_and_counted(board):
     assert int(trap.final) == len(last_data(trap)["boxes"]) != len(marks)
 
 
+@pytest.mark.slow
 def test_pictures_are_compared_and_the_changed_place_is_named(folder):
     pairs = list(packaged.read("packaged:shapes?pairs=yes&count=8", folder))
     answers = {}
