@@ -351,6 +351,7 @@ def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: 
     A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
     A share of ``clips`` are about one second of a clip.
     """
+    _check_split(split)
     for option, value in (("follow_up", follow_up), ("clips", clips)):
         if not 0 <= value <= 1:
             raise BadInput(f"{option} is {value}: it must lie between 0 and 1")
