@@ -7,6 +7,8 @@ import io
 import json
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -253,3 +255,27 @@ def test_all_questions_of_an_endless_set_are_refused() -> None:
     with pytest.raises(BadConfig, match="cards: has no end"):
         parse({"evaluate": {"questions": 0}})
     parse({"evaluate": {"questions": 0, "sets": {"a": "rows.jsonl"}}})
+
+
+def test_no_more_requests_than_allowed_are_in_flight(tmp_path: Path) -> None:
+    lock, active, peak = threading.Lock(), 0, 0
+
+    def reply(messages: list[dict]) -> str:
+        nonlocal active, peak
+        with lock:
+            active += 1
+            peak = max(peak, active)
+        time.sleep(0.01)  # others have time to arrive
+        with lock:
+            active -= 1
+        return "<answer>7</answer>"
+
+    server = ChatServer(reply)
+    model = ChatModel(config_for(server, concurrency=3), tmp_path)
+    groups = model.groups([Question(id=f"q{i}", question=f"How many {i}?") for i in range(20)], 2, [1, 2], lambda count: None)
+    model.close()
+    server.close()
+    assert [len(group.trajectories) for group in groups] == [4] * 20
+    assert len(server.requests) == 80
+    assert 1 <= peak <= 3
+    assert len({(r["seed"], r["messages"][0]["content"][0]["text"]) for r in server.requests}) == 80
