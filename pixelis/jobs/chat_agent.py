@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pixelis.actors import cluster
@@ -38,7 +37,6 @@ class ChatAgent:
             )
         configured = config.dialogue.coordinates
         self.coordinates = self.dialect.scale or ("thousand" if configured == "auto" else configured)
-        self.threads = ThreadPoolExecutor(config.evaluate.api.concurrency, "chat")
         cluster.connect(config)
 
     def groups(
@@ -101,10 +99,9 @@ class ChatAgent:
             messages.insert(0, {"role": "system", "content": system})
             trajectory.turns.insert(0, Turn(role="system", text=system))
         tools = BoundTools(pool, opened) if operations else None
-        loop = asyncio.get_running_loop()
         for number in range(d.max_turns_test):
             try:
-                reply = await loop.run_in_executor(self.threads, self.model.ask, list(messages), seed, sample)
+                reply = await asyncio.wrap_future(self.model.submit(self.model.ask, list(messages), seed, sample))
             except DataFailure as failure:
                 trajectory.stop_reason, trajectory.unscored = StopReason.ERROR, failure.code
                 break
@@ -148,7 +145,3 @@ class ChatAgent:
             messages.append({"role": "user", "content": content})
         trajectory.seconds = time.perf_counter() - started
         return trajectory
-
-    def close(self) -> None:
-        """End the threads."""
-        self.threads.shutdown(wait=False, cancel_futures=True)

@@ -11,10 +11,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -34,6 +35,7 @@ from pixelis.operations.video import Clip
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.llm_client import LlmClient
 
+T = TypeVar("T")
 DIALECT = DIALECTS["plain"]
 SENT = ("image/png", "image/jpeg", "image/webp")
 """Types of picture files that are sent as they are; others are sent as PNG."""
@@ -79,6 +81,9 @@ class ChatModel:
         )
         self._failures = 0
         self._lock = threading.Lock()
+        self._calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]()
+        for _ in range(self.api.concurrency):
+            threading.Thread(target=self._work, name="chat", daemon=True).start()
 
     def groups(
         self, questions: Sequence[Question], samples: int, seeds: Sequence[int], on_done: Callable[[int], None]
@@ -90,18 +95,30 @@ class ChatModel:
         cannot be opened.
         """
         draws = list(itertools.product(seeds or (None,), range(samples)))
-        with ThreadPoolExecutor(self.api.concurrency) as pool:
-            futures = [[pool.submit(self.episode, question, *draw) for draw in draws] for question in questions]
-            try:
-                for count, future in enumerate(as_completed(itertools.chain(*futures)), 1):
-                    future.result()
-                    on_done(count)
-            except BaseException:
-                self.client.stopping.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        futures = [[self.submit(self.episode, question, *draw) for draw in draws] for question in questions]
+        try:
+            for count, future in enumerate(as_completed(itertools.chain(*futures)), 1):
+                future.result()
+                on_done(count)
+        except BaseException:
+            self.client.stopping.set()
+            raise
         answers = [[future.result() for future in row] for row in futures]
         return [Group(id=q.id, question=q, trajectories=ts) for q, ts in zip(questions, answers, strict=True)]
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call in one of as many threads as requests may be in flight; a stopped job does not wait for them."""
+        future = Future[T]()
+        self._calls.put((future, call, arguments))
+        return future
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None and not self.client.stopping.is_set():
+            future, call, arguments = item
+            try:
+                future.set_result(call(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
 
     def episode(self, question: Question, seed: int | None, sample: int) -> Trajectory:
         """One answer. A refused request gives an unscored episode; for errors see ``groups``."""
@@ -192,7 +209,9 @@ class ChatModel:
         return shrink(picture, math.floor(max(height, width) * math.sqrt(self.max_pixels / (height * width))))
 
     def close(self) -> None:
-        """Close connections and the file of replies."""
+        """Close connections and the file of replies, and end the threads that are not in a request."""
+        for _ in range(self.api.concurrency):
+            self._calls.put(None)
         self.client.close()
 
 

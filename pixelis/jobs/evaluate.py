@@ -239,8 +239,6 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
                     pictures |= report.load_pictures(media, trajectory, config.toolbox)
                 pages.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
     finally:
-        if agent is not None:
-            agent.close()
         model.close()
         grader.close()
     print(f"report: {write_report(folder, {'arms': summaries}, [], pages)}")

@@ -163,10 +163,11 @@ class LlmClient:
         raise failure
 
     def close(self) -> None:
-        """Close connections and the cache."""
+        """Close connections and the cache. Requests in flight fail."""
         self.stopping.set()
         self.client.close()
-        self._store.close()
+        with self._lock:  # sqlite must not close while another thread uses it
+            self._store.close()
 
     def _reply(self, path: str, request: dict[str, Any], extract: Callable[[bytes], str], timeout: float, wait: float) -> str:
         def retry(cause: str, message: str, seconds: float) -> _Retry:

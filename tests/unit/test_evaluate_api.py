@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -255,6 +256,24 @@ def test_all_questions_of_an_endless_set_are_refused() -> None:
     with pytest.raises(BadConfig, match="cards: has no end"):
         parse({"evaluate": {"questions": 0}})
     parse({"evaluate": {"questions": 0, "sets": {"a": "rows.jsonl"}}})
+
+
+@pytest.mark.slow
+def test_a_stopped_evaluation_does_not_wait_for_a_slow_service(rows: Path, tmp_path: Path) -> None:
+    server = ChatServer(3600.0)
+    arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=m", "evaluate.api.api_key_env=''"]
+    command = [sys.executable, "-m", "pixelis.jobs.evaluate", *arguments, f"data.evaluate={rows}", f"run.dir={tmp_path / 'run'}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        while not server.requests:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert "stopped" in process.communicate(timeout=120)[1]
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        server.close()
 
 
 def test_no_more_requests_than_allowed_are_in_flight(tmp_path: Path) -> None:
