@@ -31,10 +31,11 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
         assert "history" not in body
     expect(arms.nth(0)).to_contain_text("0 operations")
     expect(arms.nth(1)).to_contain_text("1 operation ·")
-    expect(arms.nth(1)).to_contain_text("75 % confident")
+    expect(arms.nth(1)).to_contain_text("3 of 4 samples")
     expect(arms.nth(2)).to_contain_text("Version 0 answers, the policy as it was trained")
     expect(page.locator("#comparison [role=status]")).to_have_text(
-        "Both were answered by version 0, with 4 samples each and the same random seed. Nothing of this is stored or learnt from."
+        "Both were answered by version 0, with 4 samples each and the same random seed. "
+        "The memory has no vote, and nothing of this is stored or learnt from."
     )
     with deployed.client() as client:
         assert len(client.post("/v1/experiences/search", json={"text": "tamarin"}).json()["data"]) == 1
@@ -63,6 +64,18 @@ def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Ope
     expect(arms.nth(2)).to_contain_text("Version 3: 90 % of 128 test questions right; version 2: 85 %. +5.0 points")
     expect(arms.nth(2)).to_contain_text("Version 0: 80 %.")
     assert fits(page)
+
+
+def test_what_the_memory_knows_of_the_question_decides_nothing(opened: Opened) -> None:
+    page = opened()
+    votes = [{"answer": None, "weight": 1, "source": "sample"}, {"answer": "7", "weight": 1, "source": "neighbour"}]
+    verdict = {"answer": "7", "confidence": 0.5, "votes": votes}
+    page.route("**/v1/agent", lambda route: route.fulfill(json={"answer": "7", "verdict": verdict, "policy_version": 0}))
+    page.set_input_files("#choose", picture())
+    page.fill("#question", "which?")
+    page.get_by_role("button", name="Compare ways to answer").click()
+    expect(page.locator(".arm .final")).to_have_text(["No answer", "No answer"])
+    expect(page.locator(".arm .voted")).to_have_text(["no answer", "no answer"])
 
 
 def test_a_comparison_is_cancelled(opened: Opened) -> None:

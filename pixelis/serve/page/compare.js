@@ -3,7 +3,7 @@
 import { aborted, explain, request } from "./api.js";
 import { $, h, isNumber, number, percent, plural, foreignText } from "./dom.js";
 import { decisive, testResult } from "./versions.js";
-import { bars } from "./verdict.js";
+import { bars, tally } from "./verdict.js";
 
 const ARMS = [
   { operations: false, name: "One look", about: "Without operations: it sees the reduced picture and answers." },
@@ -34,16 +34,18 @@ export async function compare(body, signal) {
   learning.lastChild.replaceWith(...(await learningArm()));
   const versions = [...new Set(answers.filter(Boolean).map((reply) => reply.policy_version))];
   if (!versions.length) return;
-  note.textContent = `${versions.length === 1 ? `Both were answered by version ${versions[0]}` : `A new version arrived in between: they were answered by versions ${versions.join(" and ")}`}, with ${plural(body.samples, "sample")} each and the same random seed. Nothing of this is stored or learnt from.`;
+  note.textContent = `${versions.length === 1 ? `Both were answered by version ${versions[0]}` : `A new version arrived in between: they were answered by versions ${versions.join(" and ")}`}, with ${plural(body.samples, "sample")} each and the same random seed. The memory has no vote, and nothing of this is stored or learnt from.`;
 }
 
+/** The samples' own answer: votes of the memory, which may know the question from just before, are left out. */
 function armAnswer(reply) {
-  const answered = typeof reply.answer === "string";
+  const votes = (reply.verdict?.votes ?? []).filter((vote) => vote.source !== "neighbour");
+  const best = tally(votes).find((row) => row.answer !== null);
   const calls = (reply.trajectory?.turns ?? []).filter((turn) => turn.action).length;
   return [
-    answered ? h("p", { class: "final" }, foreignText(reply.answer, 400)) : h("p", { class: "final none" }, "No answer"),
-    h("p", {}, h("b", {}, percent(reply.confidence)), h("small", {}, ` confident · ${plural(calls, "operation")} · ${isNumber(reply.seconds) ? number(Number(reply.seconds.toPrecision(2))) : "–"} s`)),
-    bars(reply.verdict ?? {}) ?? h("p", { class: "missing" }, "No sample voted."),
+    best ? h("p", { class: "final" }, foreignText(best.answer, 400)) : h("p", { class: "final none" }, "No answer"),
+    h("p", {}, best && h("b", {}, `${best.samples} of ${plural(votes.length, "sample")}`), h("small", {}, `${best ? " · " : ""}${plural(calls, "operation")} · ${isNumber(reply.seconds) ? number(Number(reply.seconds.toPrecision(2))) : "–"} s`)),
+    bars({ votes, answer: best?.answer }) ?? h("p", { class: "missing" }, "No sample voted."),
   ];
 }
 
