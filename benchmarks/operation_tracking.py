@@ -142,7 +142,9 @@ def _start(clip: Clip, scenario: Scenario) -> tuple[int, int, list[Edges]]:
 def _ours(clip: Clip, scenario: Scenario) -> Tracks:
     first, last, edges = _start(clip, scenario)
     size = np.array([clip.width, clip.height] * 2)
-    observation = call("track_object", clip, "vid0", boxes=[(np.array(e) / size).tolist() for e in edges], start=first, end=last)
+    boxes = [(np.array(e) / size).tolist() for e in edges]
+    settings = ToolboxConfig(max_track_frames=len(boxes) * len(clip.times))
+    observation = call("track_object", clip, "vid0", settings, boxes=boxes, start=first, end=last)
     assert observation.status == "ok", observation.text
     return [dict(zip(t["frames"], np.array(t["boxes"]) * size, strict=True)) for t in observation.data["tracks"]]
 
@@ -222,7 +224,7 @@ def _vanishes(name: str, count: int) -> Scenario:
 
 
 def _crossing(clip: str, count: int) -> Scenario:
-    """Three objects; each later one passes before the earlier ones."""
+    """Three objects; a later one passes before an earlier one, which is visible while less than half of its box is covered."""
     import clips
 
     size = (640, 272) if clip == "BIKES" else (640, 360)
@@ -232,8 +234,17 @@ def _crossing(clip: str, count: int) -> Scenario:
         "cup": lambda t: (0.5 + 0.1 * sin(6 * t), 0.75 - 0.5 * t),
     }
     frames: Sequence[np.ndarray] = clips.footage(getattr(clips, clip), count, *size)
-    tracks = []
+    tracks: Tracks = []
     for name, course in courses.items():
         frames, truth = clips.paste(frames, sets.subject(name), course, lambda t: 64)
+        tracks = [{n: e for n, e in track.items() if _covered(e, truth[n]) < 0.5} for track in tracks]
         tracks.append(_visible(truth))
     return Scenario(_encoded(frames), tracks)
+
+
+def _covered(edges: Edges, other: Edges | None) -> float:
+    """The share of a box that another one covers."""
+    if other is None:
+        return 0.0
+    width, height = (max(0.0, min(edges[i + 2], other[i + 2]) - max(edges[i], other[i])) for i in (0, 1))
+    return width * height / ((edges[2] - edges[0]) * (edges[3] - edges[1]))

@@ -253,7 +253,10 @@ class _Appearance:
                 if w >= size[0] or h >= size[1]:
                     continue
                 template = cv2.resize(grey, (w, h), interpolation=cv2.INTER_AREA)
-                _, value, _, (x, y) = cv2.minMaxLoc(cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED))
+                weights = cv2.resize(self.WEIGHTS, (w, h), interpolation=cv2.INTER_AREA)
+                match = cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED, mask=weights)
+                # Even places have no correlation.
+                _, value, _, (x, y) = cv2.minMaxLoc(np.where(np.isfinite(match), match, -1))
                 centre = (x + w / 2) / ratio, (y + h / 2) / ratio
                 half = width * scale / 2, height * scale / 2
                 places.append((value, (centre[0] - half[0], centre[1] - half[1], centre[0] + half[0], centre[1] + half[1])))
