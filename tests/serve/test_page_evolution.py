@@ -177,6 +177,8 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     gain = "85 % of 128 test questions right; version 0: 80 %. +5.0 points (95 % interval +1.1 to +8.9)."
     assert tests[1] == gain
     expect(page.locator(".gain")).to_have_text(f"Version 2: {gain}")
+    small = page.evaluate("import('/page/versions.js').then((versions) => versions.difference({ mean: 0.01, se: 0.01 }))")
+    assert small == "+1.0 points (95 % interval −1.0 to +3.0), too little to tell from chance."
     expect(rows.nth(2)).to_contain_text("it answers fewer test questions correctly")
     expect(page.locator(".state")).to_have_text("learning Version 2 answers now. Version 3 is being tested.")
     expect(page.locator(".chart .good")).to_have_count(2)

@@ -17,7 +17,8 @@ export function difference(judged) {
   if (!isNumber(judged.mean) || !isNumber(judged.se)) return "";
   if (judged.mean === 0 && judged.se === 0) return "No question changed.";
   const points = (value) => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)}`;
-  return `${points(judged.mean)} points (95 % interval ${points(judged.mean - INTERVAL * judged.se)} to ${points(judged.mean + INTERVAL * judged.se)}).`;
+  const [low, high] = [judged.mean - INTERVAL * judged.se, judged.mean + INTERVAL * judged.se];
+  return `${points(judged.mean)} points (95 % interval ${points(low)} to ${points(high)})${low < 0 && high > 0 ? ", too little to tell from chance" : ""}.`;
 }
 
 /** What a test showed, in words. */
