@@ -83,6 +83,7 @@ def test_demonstrations_select_and_zoom_in_the_words_of_the_embedded_model():
         assert all(observation.status == "ok" for observation in trajectory.observations)
         assert trajectory.answer == row.answers[0]
         assert len(trajectory.token_ids()) < 260
+        assert max(len(turn.tokens) for turn in trajectory.turns if turn.is_policy) <= 48  # as docs/data.md says
         assert len(views) == 3
         session = EXECUTOR.open(row)
         session.replay(row.turns)
