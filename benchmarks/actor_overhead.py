@@ -126,8 +126,9 @@ def main() -> None:
         source = read_questions(config.data.train, seed=3)
 
         def by_actor(questions: list[Question], sampling: SamplingParams) -> list[Trajectory]:
-            refs = [actor.rollout.remote(RolloutRequest(q, q.id, GROUP, sampling)) for q in questions]
-            groups: list[Group] = ray.get([group for group, _ in refs])
+            requests = [RolloutRequest(q, q.id, GROUP, sampling) for q in questions]
+            refs = [actor.rollout.options(num_returns=2 + len(r.question.media)).remote(r) for r in requests]
+            groups: list[Group] = ray.get([group for group, *_ in refs])
             return [t for g in groups for t in g.trajectories]
 
         def in_process(questions: list[Question], sampling: SamplingParams) -> list[Trajectory]:

@@ -59,7 +59,7 @@ class TimedGenerator:
         return self.version
 
     @ray.method(num_returns=2)
-    async def rollout(self, request: RolloutRequest) -> tuple[Group, dict]:
+    async def rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
         question, group_id = request.question, request.group_id
         await self.may_open.wait()
         self.open += 1
@@ -75,7 +75,8 @@ class TimedGenerator:
         trajectories = [
             Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(request.samples)
         ]
-        return Group(id=group_id, question=question, trajectories=trajectories, policy_version=version), {}
+        group = Group(id=group_id, question=question, trajectories=trajectories, policy_version=version)
+        return group, {}, *[None] * len(question.media)
 
 
 def group_seconds(question_id: str, mean: float, long_tail: bool) -> float:

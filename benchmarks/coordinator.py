@@ -56,13 +56,14 @@ class ScriptedGenerator:
         return version
 
     @ray.method(num_returns=2)
-    async def rollout(self, request: RolloutRequest) -> tuple[Group, dict]:
+    async def rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
         await asyncio.sleep(self.seconds)
         names = {"question_id": request.question.id, "group_id": request.group_id}
         fields: dict[str, Any] = {**names, "policy_version": self.version, "images": self.images, "answer": "7"}
         # Each with turns of its own, as pickle stores the same object once.
         trajectories = [Trajectory(**fields, turns=copy.deepcopy(self.turns)) for _ in range(request.samples)]
-        return Group(id=request.group_id, question=request.question, trajectories=trajectories, policy_version=self.version), {}
+        group = Group(id=request.group_id, question=request.question, trajectories=trajectories, policy_version=self.version)
+        return group, {}, *[None] * len(request.question.media)
 
 
 @dataclass

@@ -69,17 +69,13 @@ class Parts:
 
     def rollouts(self, generator: Any) -> tuple[int, int]:
         """Groups of each picture, one after another, whose results are held."""
-        import ray
+        from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest
 
-        from pixelis.actors.generator_router import RolloutRequest
-
-        before, held = store_bytes()[1], []
+        before, held, router = store_bytes()[1], [], GeneratorRouter([generator], follows=True)
         for number in range(self.times):
             for question in self.questions:
                 request = RolloutRequest(question, f"{question.id}-{number}", 2, SamplingParams(1.0, 1.0, 4, number))
-                group, views = generator.rollout.remote(request)
-                ray.get(group)
-                held.append(views)
+                held.append(asyncio.run(router.rollout(request)))
         return store_bytes()[1] - before, self.distinct
 
     def canary(self, generator: Any) -> tuple[int, int]:
@@ -103,12 +99,14 @@ class Parts:
         """Tasks about each picture in the queue."""
         import ray
 
+        from pixelis.actors.group_views import GroupViews
+
         before = store_bytes()[0]
         for number in range(self.times):
             for question, picture in zip(self.questions, self.pictures, strict=True):
                 task = update_task(f"{question.id}-{number}")
-                views = ray.put({t.id: [picture] for t in task.trajectories})
-                if not ray.get(evolution.submit.remote(task, [views])):
+                views = GroupViews(ray.put({t.id: [picture] for t in task.trajectories}))
+                if not ray.get(evolution.submit.remote(task, views)):
                     raise RuntimeError("Evolution refused a task")
                 del views
         return store_bytes()[0] - before, sum(picture.nbytes for picture in self.pictures)

@@ -105,7 +105,7 @@ def overhead(service: Service, report: Report, repeats: int, variant: str, **fie
 
         def by_actor(number: int) -> float:
             question, name = service.questions[number % len(service.questions)][0], new_id("group")
-            request = RolloutRequest(question, name, 1, greedy, operations=False, max_turns=1)
+            request = RolloutRequest(question, name, 1, greedy, operations=False, max_turns=1, views=False)
             return time_call(lambda: ray.get(generator.rollout.remote(request)[0]))
 
         pairs = []

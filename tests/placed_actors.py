@@ -127,7 +127,7 @@ def greedy_tokens(generator: Any, version: int) -> list[list[int]]:
 
     ray.get(generator.load.remote(version), timeout=60)
     source = read_questions("cards:?split=validation&seed=1")
-    requests = [RolloutRequest(next(source), f"probe-{i}", 1, SamplingParams(temperature=0.0)) for i in range(3)]
+    requests = [RolloutRequest(next(source), f"probe-{i}", 1, SamplingParams(temperature=0.0), views=False) for i in range(3)]
     refs = [generator.rollout.remote(request)[0] for request in requests]
     groups = ray.get(refs, timeout=60)
     assert {g.policy_version for g in groups} == {version}

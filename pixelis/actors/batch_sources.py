@@ -18,6 +18,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.group_views import Views, fetch_groups
 from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_pictures import fetch
 from pixelis.actors.weights import CandidatePublisher, WeightPublisher
@@ -120,7 +121,7 @@ class RolloutSource(BatchSource):
         share = self._share()
         if share is None:
             return None
-        views = ray.get(share.views)
+        views = fetch_groups(share.views)
         samples, metrics, loss = _samples(share.groups, views), share.metrics, self.config.rft.loss
         if self.config.rft.by_token:
             rewards = [t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None]
@@ -235,7 +236,7 @@ class UpdateSource(RolloutSource):
             batch.options["sampled"] = samples
         return batch
 
-    def _elected(self, groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
+    def _elected(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
         samples = []
         for group, group_views in zip(groups, views, strict=True):
             for trajectory, agreement in elected(group.trajectories, group.question.meta["pseudo_label"]):
@@ -268,7 +269,7 @@ class UpdateSource(RolloutSource):
             ray.get(self.actor.candidate.remote(version))
 
 
-def _samples(groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
+def _samples(groups: list[Group], views: list[Views]) -> list[TrainSample]:
     """Samples of the trajectories that have an advantage."""
     return [
         from_trajectory(trajectory, group_views[trajectory.id])

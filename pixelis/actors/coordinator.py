@@ -26,6 +26,7 @@ from ray.exceptions import RayError
 from pixelis.actors import report
 from pixelis.actors.cluster import actor_handle, unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest, RouterTimeouts
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
 from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult, abstains
 from pixelis.actors.weights import arrange_stream
@@ -386,7 +387,7 @@ class Coordinator:
         samples: int = 1,
         share: float = 1.0,
         sampling_seed: int | None = None,
-    ) -> tuple[list[Group], list[ray.ObjectRef]]:
+    ) -> tuple[list[Group], list[GroupViews]]:
         """``samples`` episodes per question of ``source`` with ``version``; returns scored groups and references to their views.
 
         ``seed`` shuffles the questions, ``sampling_seed`` replaces ``run.seed`` for the answers. Reserves ``share`` of the

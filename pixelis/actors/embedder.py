@@ -8,6 +8,7 @@ import numpy as np
 import ray
 
 from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
+from pixelis.actors.group_views import GroupViews, Views, fetch_groups
 from pixelis.config import Config
 from pixelis.records import Group, Question
 
@@ -34,10 +35,12 @@ class Embedder:
         """Answers when alive."""
         return "ok"
 
-    def states(self, group: Group, views: dict[str, list[np.ndarray]]) -> dict[str, list[list[float]]]:
+    def states(self, group: Group, views: GroupViews | Views) -> dict[str, list[list[float]]]:
         """Vectors by trajectory id, one more than policy turns; trajectories that the model cannot process are left out."""
         from pixelis.policy.embed import turn_states
 
+        if isinstance(views, GroupViews):
+            (views,) = fetch_groups([views])
         images = [views[t.id] for t in group.trajectories]
         vectors = turn_states(self.model, self.spec, group.trajectories, images, self.config.learner.row_tokens)
         return {t.id: states.tolist() for t, states in zip(group.trajectories, vectors, strict=True) if states is not None}

@@ -24,6 +24,7 @@ from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import actor_handle
 from pixelis.actors.evolution_monitor import EvolutionMonitor, log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.review import AsyncReviewQueue
@@ -141,9 +142,9 @@ class Evolution:
     # -- from the gateways ------------------------------------------------------------------------------------------
 
     async def submit(
-        self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None = None, question: Question | None = None
+        self, task: UpdateTask, views: GroupViews, verdict: Verdict | None = None, question: Question | None = None
     ) -> bool:
-        """Queue a task for the learner or for review; ``views`` is ``[reference to {trajectory id: views}]``.
+        """Queue a task for the learner or for review; ``views`` stay where they are until it is admitted.
 
         A review needs ``verdict`` and ``question``, which holds no pictures. False when the task is dropped: paused, draining or
         stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Pictures that no other task

@@ -15,6 +15,7 @@ import ray
 from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.episode_tools import BoundTools, EnvironmentTools
 from pixelis.actors.generator_router import RolloutRequest
+from pixelis.actors.group_views import first_views
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Episode, Limits, run_episode
@@ -35,8 +36,10 @@ TurnEvent = tuple[int, Turn, list[np.ndarray]]
 """Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
 TextEvent = tuple[int, str]
 """Index of a sample, and a piece of the text of its next turn."""
-Views = dict[str, list[np.ndarray]]
-"""Trajectory id -> uint8 views of its images, in the order of `Trajectory.images`."""
+AddedViews = dict[str, list[np.ndarray] | None]
+"""Trajectory id -> uint8 views of its images after those of the question, None if it shows no image."""
+FirstViews = list[np.ndarray] | None
+"""uint8 views of a medium that the question starts with, None if the caller has them."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
@@ -132,13 +135,19 @@ class Generator:
         return [self.renderer.pieces(tokens) for tokens in turns]
 
     @ray.method(num_returns=2)
-    async def rollout(self, request: RolloutRequest) -> tuple[Group, Views]:
-        """The group of a request, and its views as a second object. The caller owns both."""
-        return await self._episodes(request)
+    async def rollout(self, request: RolloutRequest) -> tuple[Group | AddedViews | FirstViews, ...]:
+        """The group of a request, the views that its episodes add, and the first views of each medium, as objects of their own.
+
+        The caller owns them, and asks for as many results; without `request.views` there are two.
+        """
+        group, added, first = await self._episodes(request)
+        return group, added, *first
 
     @ray.method(num_returns="streaming")
-    async def stream(self, request: RolloutRequest) -> AsyncIterator[list[TurnEvent | TextEvent] | Group | Views]:
-        """`rollout` as a stream: lists of new turns and text as they are generated, then the group, then the views.
+    async def stream(
+        self, request: RolloutRequest
+    ) -> AsyncIterator[list[TurnEvent | TextEvent] | Group | AddedViews | FirstViews]:
+        """`rollout` as a stream: lists of new turns and text as they are generated, then the results of `rollout`.
 
         Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
         """
@@ -162,9 +171,11 @@ class Generator:
                 pending, events[:] = events[:], []
                 if pending:
                     yield pending
-            group, views = await episodes
+            group, added, first = await episodes
             yield group
-            yield views
+            yield added
+            for views in first:
+                yield views
         finally:
             episodes.cancel()
 
@@ -173,7 +184,7 @@ class Generator:
         request: RolloutRequest,
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
         read: Callable[[str], None] | None = None,
-    ) -> tuple[Group, Views]:
+    ) -> tuple[Group, AddedViews, list[FirstViews]]:
         with tracing.span("group", request.trace, samples=request.samples, group=request.group_id):
             return await self._group(request, watch, read)
 
@@ -182,7 +193,7 @@ class Generator:
         request: RolloutRequest,
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None,
         read: Callable[[str], None] | None,
-    ) -> tuple[Group, Views]:
+    ) -> tuple[Group, AddedViews, list[FirstViews]]:
         await self._ensure_started()
         await self._exit_if_engine_died()
         d, question, sampling = self.config.dialogue, request.question, request.sampling
@@ -233,7 +244,10 @@ class Generator:
         count("engine/groups", tags=tags)
         count("engine/episodes", len(trajectories), tags)
         count("engine/tokens", sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy), tags)
-        return group, {e.trajectory.id: e.views for e in episodes} if request.views else {}
+        if not request.views:
+            return group, {}, []
+        added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
+        return group, added, await first_views(question.media, images, views, request.known, request.pictures)
 
 
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:

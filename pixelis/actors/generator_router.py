@@ -12,13 +12,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from pixelis.actors.group_views import GroupViews, SharedViews
 from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
@@ -36,8 +37,9 @@ class RolloutRequest:
     """`samples` episodes of a question.
 
     operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references to the
-    question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views; text:
-    whether a stream has the text of the first sample too; trace: W3C `traceparent` of the caller.
+    question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views; known:
+    references to first views that the caller has already, by medium, which the router sets; text: whether a stream has the text
+    of the first sample too; trace: W3C `traceparent` of the caller.
     """
 
     question: Question
@@ -48,16 +50,17 @@ class RolloutRequest:
     max_turns: int | None = None
     pictures: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
     views: bool = True
+    known: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
     text: bool = False
     trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """A group and the reference to {trajectory id: views}. The router never fetches views."""
+    """A group and the references to its views, which the router does not fetch."""
 
     group: Group
-    views: ray.ObjectRef
+    views: GroupViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class GeneratorRouter:
         self.failures: Counter[str] = Counter()
         self.handles: dict[str, ActorHandle] = {}
         self.load_count = 0
+        self.shared_views = SharedViews()
         self.polling: asyncio.Task | None = None
         self.awake = asyncio.Event()
         self.awake.set()
@@ -198,7 +202,8 @@ class GeneratorRouter:
             try:
                 async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
-                        if isinstance(item, RolloutResult) and not self._accepts(item.group.policy_version, expected):
+                        accepted = not isinstance(item, RolloutResult) or item.group.policy_version in (expected, self.version)
+                        if not self.follows and not accepted:
                             raise _WrongVersion  # the generator restarted, or another router loaded another version
                         yield item
                 return
@@ -210,9 +215,6 @@ class GeneratorRouter:
                 if self.follows and len(self.members) == 1:
                     await asyncio.sleep(self.timeouts.retry_pause_s)  # the only generator may be restarting
                 tried.add(member)
-
-    def _accepts(self, version: int, expected: int | None) -> bool:
-        return self.follows or version in (expected, self.version)
 
     async def _pick(self, deadline: float, tried: set[Member], reservation: Reservation | None) -> tuple[Member, int | None]:
         """The least loaded generator of the expected version, and that version. Waits for one until `deadline`."""
@@ -239,15 +241,21 @@ class GeneratorRouter:
         """The items of one attempt. If it ends early, the rollout is cancelled, which frees the engine's rows at once."""
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
+        media = request.question.media if request.views else []
+        known = self.shared_views.of(media)
+        request = replace(request, known={id: views.ref for id, views in known.items()})
         call: Any = None
+        refs: list[ray.ObjectRef] = []
         try:
             if stream:
                 call = actor.stream.remote(request)
                 group: Group | None = None
                 async for ref in call:
                     if group is not None:
-                        views = ref
-                        break
+                        refs.append(ref)
+                        if len(refs) > len(media):
+                            break
+                        continue
                     item = await asyncio.wait_for(_value(ref), deadline - time.monotonic())
                     if isinstance(item, Group):
                         group = item
@@ -255,13 +263,15 @@ class GeneratorRouter:
                         for event in item:
                             yield TextUpdate(attempt, *event) if len(event) == 2 else TurnUpdate(attempt, *event)
             else:
-                call, views = actor.rollout.remote(request)
+                call, *refs = actor.rollout.options(num_returns=2 + len(media)).remote(request)
                 group = await asyncio.wait_for(_value(call), deadline - time.monotonic())
             call = None
             assert group is not None
             if self.follows:
                 self.observe_version(member, group.policy_version, started)
-            yield RolloutResult(group, views)
+            if len(refs) <= len(media):
+                raise InfraFailure(f"generator {member.name} died")  # at the end of a stream
+            yield RolloutResult(group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures))
         except RayTaskError as error:
             cause = _root_cause(error)
             if isinstance(cause, InfraFailure | RayError | TimeoutError):  # an actor that the generator called failed

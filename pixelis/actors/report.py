@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import ray
 from PIL import Image
 
+from pixelis.actors.group_views import GroupViews, Views, fetch_groups
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
@@ -28,14 +30,16 @@ FRAME_PIXELS = 1280
 """Longest side of a clip's frame on a page. An episode may show dozens of frames."""
 
 
-def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int) -> list[tuple[str, Group, ray.ObjectRef]]:
+def choose(
+    arm: str, groups: list[Group], views: Sequence[GroupViews | None], count: int
+) -> list[tuple[str, Group, GroupViews | None]]:
     """Up to `count` episodes as (arm, group, views): the first right and the first wrong ones, half of each if possible."""
     pairs = list(zip(groups, views, strict=True))
     right = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) > 0]
     wrong = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) <= 0]
     half = min(len(wrong), max(count // 2, count - len(right)))
     chosen = right[: count - half] + wrong[:half]
-    return [(arm, group, ref) for group, ref in chosen[:count]]
+    return [(arm, group, refs) for group, refs in chosen[:count]]
 
 
 @ray.remote(num_cpus=0)
@@ -45,7 +49,7 @@ def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dic
 
 
 def sample(
-    config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[ray.ObjectRef]
+    config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[GroupViews]
 ) -> ray.ObjectRef | None:
     """Start a task that writes `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories` episodes of an evaluation.
 
@@ -66,21 +70,25 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
         return None
 
 
-@ray.remote(num_cpus=0)
-def merge_views(*views: dict[str, Any]) -> dict[str, Any]:
-    """The views by trajectory of several groups of the same question."""
-    return {id: pictures for of_group in views for id, pictures in of_group.items()}
+def merge_views(groups: Sequence[GroupViews]) -> GroupViews:
+    """The views of several groups of the same question as those of one group."""
+    return GroupViews(_merge_views.remote(groups))
 
 
 @ray.remote(num_cpus=0)
-def save_images(folder: str, groups: list[Group], views: list[ray.ObjectRef]) -> dict[str, list[str]]:
+def _merge_views(groups: Sequence[GroupViews]) -> Views:
+    return {id: pictures for views in fetch_groups(groups) for id, pictures in views.items()}
+
+
+@ray.remote(num_cpus=0)
+def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> dict[str, list[str]]:
     """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the order of images.
 
     Beside them ``conversation.json`` has the turns: role, text and the files of the images that each shows.
     """
     paths: dict[str, list[str]] = {}
-    for group, ref in zip(groups, views, strict=True):
-        by_trajectory, question = ray.get(ref), file_name(group.question.id)
+    for group, refs in zip(groups, views, strict=True):
+        (by_trajectory,), question = fetch_groups([refs]), file_name(group.question.id)
         for number, trajectory in enumerate(group.trajectories):
             place = Path(folder) / question / str(number)
             place.mkdir(parents=True, exist_ok=True)
@@ -96,10 +104,9 @@ def save_images(folder: str, groups: list[Group], views: list[ray.ObjectRef]) ->
 
 def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
     episodes = []
-    for title, group, ref in chosen:
-        trajectory = group.trajectories[0]
-        views: list[np.ndarray] = ray.get(ref)[trajectory.id]
-        pictures = {image.id: view for image, view in zip(trajectory.images, views, strict=True)}
+    for title, group, refs in chosen:
+        trajectory, (views,) = group.trajectories[0], fetch_groups([refs])
+        pictures = {image.id: view for image, view in zip(trajectory.images, views[trajectory.id], strict=True)}
         for media in group.question.media:
             pictures |= load_pictures(media, trajectory, config.toolbox)
         episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import ray
-
+from pixelis.actors.group_views import GroupViews
 from pixelis.config import RftConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Group
@@ -22,10 +21,10 @@ MAX_GROUP_FAILURES = 0.5
 
 @dataclass(eq=False)
 class ScoredGroup:
-    """A scored group, a reference to its views, and the reward of a greedy rollout if the baseline needs one."""
+    """A scored group, the references to its views, and the reward of a greedy rollout if the baseline needs one."""
 
     group: Group
-    views: ray.ObjectRef
+    views: GroupViews
     greedy: float | None = None
     number: int = 0
     """Number of the question in the stream."""

@@ -97,18 +97,18 @@ class Toolbox:
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
         """Each medium at full resolution as a separate return value, question by question, and a list as the last one.
 
-        The list has (initial views, content hash of each medium by id) for each question, or a BadImage if it cannot be decoded.
-        An initial view is None where it is the picture itself, which must not be stored twice.
+        The list has (initial views of each clip, content hash of each medium, both by id) for each question, or a BadImage if it
+        cannot be decoded. The caller makes those of pictures from the pixels, so that they are not stored as well.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)
         return *(item for pictures in opened for item in pictures), list(results)
 
-    def _open(self, media: list[Media]) -> tuple[list[Any], tuple[Any, dict[str, str]] | PixelisError]:
+    def _open(self, media: list[Media]) -> tuple[list[Any], tuple[dict[str, InitialViews], dict[str, str]] | PixelisError]:
         try:
             opened = {item.id: open_media(item, self.config.toolbox) for item in media}
-            images, views = first_look(opened, self.config.dialogue, self.multiple)
-            initial = images, [None if view is opened.get(image.id) else view for image, view in zip(images, views, strict=True)]
+            clips = {id: item for id, item in opened.items() if isinstance(item, Clip)}
+            initial = {id: first_look({id: clip}, self.config.dialogue, self.multiple) for id, clip in clips.items()}
             hashes = {item.id: _content_hash(item, opened[item.id]) for item in media}
             return [opened[item.id] for item in media], (initial, hashes)
         except MemoryError:

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Hashable, Mapping
 from typing import Any
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayActorError, RayError
@@ -26,6 +27,7 @@ from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.operations import select
 from pixelis.operations.media import first_look
+from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media
 
 QUICK_BATCH = 64
@@ -89,8 +91,7 @@ class ToolboxPool:
             return Opened({}, {}), ([], [])
         if decoded:
             pixels = dict(zip(decoded, await asyncio.gather(*map(_value, decoded.values())), strict=True))
-            initial = await asyncio.to_thread(first_look, pixels, self.config.dialogue, self.multiple)
-            return Opened(decoded, {item.id: item.uri for item in media}), initial
+            return Opened(decoded, {item.id: item.uri for item in media}), await self._first_look(pixels)
         key = media_key(media) if self.config.toolbox.cache_bytes else None
         if key is not None and (cached := self.pictures.get(key)):
             return cached
@@ -392,11 +393,19 @@ class ToolboxPool:
             if isinstance(result, PixelisError):
                 outcomes.append((result, 0))
                 continue
-            (images, views), hashes = result
-            views = [await own[image.id] if view is None else view for image, view in zip(images, views, strict=True)]
+            clips, hashes = result
+            try:
+                looks = [clips[id] if id in clips else await self._first_look({id: await ref}) for id, ref in own.items()]
+            except BadInput as error:  # a picture that has no view
+                outcomes.append((error, 0))
+                continue
+            images, views = [image for look in looks for image in look[0]], [view for look in looks for view in look[1]]
             size = sum(3 * image.source_size[0] * image.source_size[1] for image in images)
             outcomes.append(((Opened(own, hashes), (images, views)), size))
         return outcomes, False
+
+    async def _first_look(self, media: Mapping[str, np.ndarray | Clip]) -> InitialViews:
+        return await asyncio.to_thread(first_look, media, self.config.dialogue, self.multiple)
 
     # -- answers and cache ---------------------------------------------------------------------------------------------------
 
@@ -415,9 +424,6 @@ class ToolboxPool:
                 self.cache.put(job.key, outcome, size)
         elif job.key is not None:
             opened, (images, views) = outcome
-            if is_batch:  # as above; a view of the picture's own size is the picture
-                is_whole = [view.shape[1::-1] == image.source_size for image, view in zip(images, views, strict=True)]
-                views = [view if whole else view.copy() for view, whole in zip(views, is_whole, strict=True)]
             for view in views:
                 view.flags.writeable = False
             outcome = opened, (images, views)

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.update_pictures import PictureViews, UpdatePictures, fetch, references
@@ -51,21 +51,21 @@ class UpdateIntake:
         self.paused = self.draining = self.stopped = False
 
     async def submit(
-        self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None, question: Question | None, step: int | None
+        self, task: UpdateTask, views: GroupViews, verdict: Verdict | None, question: Question | None, step: int | None
     ) -> bool:
         """See ``Evolution.submit``. ``step`` is the update that the learner makes next, None without a learner."""
         if cause := self._refusal(task):
             self.counts[cause] += 1
             return False
         try:
-            arrays = await views[0]
+            arrays = await views.get()
         except RayError:
             self.counts["lost"] += 1
             return False
         if verdict is not None and self.collapse.add(verdict, prompt_key(task, question, arrays)):
             self.counts["collapsed"] += 1
             return False
-        task = await self.scoring.score(task, views[0], question, step)
+        task = await self.scoring.score(task, views, question, step)
         if not self.queue.usable(task):
             self.counts["unusable"] += 1
             self.unusable += 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import actor_handle, unwrap_ray_error
 from pixelis.actors.evolution_monitor import log_failures
+from pixelis.actors.group_views import GroupViews, Views
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.evolution.updates import as_question_group
@@ -30,10 +30,10 @@ class UpdateScoring:
             raise BadConfig("these rewards need a Scorer actor", fix="name one, or set rewards.preset=null")
         self.names = names if config.rewards.needs_scorer else None
 
-    async def score(self, task: UpdateTask, views: Any, question: Question | None, step: int | None) -> UpdateTask:
+    async def score(self, task: UpdateTask, views: GroupViews | Views, question: Question | None, step: int | None) -> UpdateTask:
         """The task scored against its label; unscored if that fails.
 
-        ``views`` are uint8 arrays by trajectory id, or a reference to them. With ``step`` the rewards learn from the task.
+        ``views`` are the arrays by trajectory id, or references to them. With ``step`` the rewards learn from the task.
         """
         if self.names is None:
             return task

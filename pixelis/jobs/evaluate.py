@@ -24,6 +24,7 @@ import ray
 from pyarrow import fs
 
 from pixelis.actors import placement, report
+from pixelis.actors.group_views import GroupViews
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.files import Row as FileRow
@@ -58,7 +59,7 @@ class Arm:
     name: str
     summary: dict[str, Any]
     groups: list[Group]
-    views: list[ray.ObjectRef]
+    views: list[GroupViews]
 
     @property
     def correct(self) -> dict[str, float]:
@@ -89,7 +90,7 @@ def measure(
         total = sum(1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels))
         truncated, count = 0 < count < total, min(total, count or total)
 
-    def episodes(label: str, seed: int | None) -> tuple[list[Group], list[ray.ObjectRef]]:
+    def episodes(label: str, seed: int | None) -> tuple[list[Group], list[GroupViews]]:
         request = {"samples": samples, "sampling_seed": seed}
         return watch(
             config,
@@ -104,7 +105,7 @@ def measure(
     groups, views = runs[0]
     if len(runs) > 1:
         groups = [_merged(name, same) for same in zip(*(run_groups for run_groups, _ in runs), strict=True)]
-        views = [report.merge_views.remote(*refs) for refs in zip(*(run_views for _, run_views in runs), strict=True)]
+        views = [report.merge_views(of_question) for of_question in zip(*(run_views for _, run_views in runs), strict=True)]
     summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
     arm = Arm(name, summary | ({"truncated": True} if truncated else {}), groups, views)
     EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **arm.summary)

@@ -167,7 +167,7 @@ class AfterReply:
         if not self.config.memory.pictures:
             return {}
         try:
-            views = (await answer.views)[answer.winner.id]
+            views = (await answer.views.get())[answer.winner.id]
         except RayError as error:  # lost with their generator
             self.counts["no_pictures"] += 1
             log.warning("experience %s is stored without pictures: %s", id, type(error).__name__)
@@ -216,8 +216,7 @@ class AfterReply:
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             actor = await self.evolution()
             task = task.model_copy(update={"trace": tracing.traceparent()})
-            # Inside a list Ray passes the reference on: the pictures stay where they are until the learner needs them.
-            accepted = await actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question)
+            accepted = await actor.submit.remote(task, answer.views, redacted.verdict, redacted.question)
         if not accepted:
             self.counts["update_refused"] += 1
             return False

@@ -265,7 +265,7 @@ class Agent:
         if answer.pngs:
             return {id: data_url(png) for id, png in answer.pngs.items()}
         try:
-            views = (await answer.views)[answer.winner.id]
+            views = (await answer.views.get())[answer.winner.id]
         except RayError as error:
             raise InfraFailure("the trajectory's pictures were lost with their generator") from error
         urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in views])

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from pixelis.actors.group_views import GroupViews
 from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Exchange, Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
 from pixelis.serve.answer_format import AnswerFormat
@@ -94,7 +95,7 @@ class TextEvent(Record):
 class Answer:
     """The group of samples, their verdict, and the ``winner``: the first trajectory with the verdict's answer.
 
-    ``views`` is an object reference to all views by trajectory id. ``neighbours`` are the experiences that the search
+    ``views`` are references to all views. ``neighbours`` are the experiences that the search
     ``retrieval_id`` found, with or without a vote. ``remembered`` is "yes" with the ``experience_id`` of an experience that is on
     disk; otherwise the id is None and ``remembered`` says why. ``pngs`` are the winner's views as PNG by image id, if they have
     been encoded. ``accepted`` are the samples whose answers have the query's format.
@@ -103,7 +104,7 @@ class Answer:
     verdict: Verdict
     group: Group
     winner: Trajectory
-    views: Any = field(repr=False)
+    views: GroupViews = field(repr=False)
     accepted: list[Trajectory] = field(default_factory=list, repr=False)
     experience_id: str | None = None
     remembered: str = "no"

@@ -23,6 +23,7 @@ from placed_actors import PlacedJob, RouterActor, check_group, greedy_tokens, he
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.generator_router import RolloutRequest
+from pixelis.actors.group_views import fetch_groups
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
@@ -73,7 +74,7 @@ def check_batch(placed: PlacedJob, batch: RolloutBatch, size: int) -> None:
     """Check that every question occurs once, in a complete group of version 1."""
     assert Counter(g.question.id for g in batch.groups) == questions(placed, len(batch.groups))
     assert {g.policy_version for g in batch.groups} == {1}
-    for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
+    for group, views in zip(batch.groups, fetch_groups(batch.views), strict=True):
         check_group(group, views, size)
 
 
@@ -213,7 +214,7 @@ def unscored_groups(placed: PlacedJob, count: int, size: int) -> list[Group]:
     members = placed.actors.generators
     ray.get([m.load.remote(1) for m in members], timeout=60)
     sampling = SamplingParams(max_tokens=4)
-    requests = [RolloutRequest(next(source), f"f6-{i}", size, sampling) for i in range(count)]
+    requests = [RolloutRequest(next(source), f"f6-{i}", size, sampling, views=False) for i in range(count)]
     refs = [members[i % 2].rollout.remote(request)[0] for i, request in enumerate(requests)]
     return list(ray.get(refs, timeout=120))
 

@@ -12,6 +12,7 @@ import skimage.data
 from PIL import Image
 
 from pixelis.actors import placement
+from pixelis.actors.group_views import fetch_groups
 from pixelis.config import load
 from pixelis.policy.samples import from_trajectory
 from pixelis.policy.train_step import Trainer
@@ -64,7 +65,7 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
     with placement.placed(config, learner=False) as actors:
         ray.get(actors.coordinator.begin.remote(0, {}, 0), timeout=60)
         batch = ray.get(actors.coordinator.next_batch.remote(0, 1, 0), timeout=120)
-        views = ray.get(batch.views)
+        views = fetch_groups(batch.views)
     assert sorted(group.question.id for group in batch.groups) == sorted(by_name)
     assert not [name for name, value in batch.metrics.items() if name.startswith("unusable/") and value]
     first = {"picture": ["img0"], "pictures": ["img0", "img1"], "clip": [f"vid0.{i}" for i in range(FRAMES)], "text": []}

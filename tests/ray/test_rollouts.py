@@ -30,6 +30,7 @@ from placed_actors import (
 from pixelis.actors import cluster, placement, reservations
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.generator_router import RolloutRequest
+from pixelis.actors.group_views import fetch_groups
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.toolbox import Call, Toolbox
 from pixelis.config import parse
@@ -102,7 +103,7 @@ def test_groups_are_complete_and_every_question_is_used_once(
         for share in shares:
             assert share.metrics["rollout/staleness"] <= staleness
             used += [g.question.id for g in share.groups]
-            for group, views in zip(share.groups, ray.get(share.views), strict=True):
+            for group, views in zip(share.groups, fetch_groups(share.views), strict=True):
                 check_group(group, views, size)
     source = read_questions(placed.config.data.train, seed=placed.config.run.seed)
     expected = [next(source).id for _ in range(questions * steps)]
@@ -111,11 +112,11 @@ def test_groups_are_complete_and_every_question_is_used_once(
         assert batches[-1][0].state == {"questions": {"cursor": questions * steps, "ahead": []}}
 
 
-def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(placed: PlacedJob) -> None:
+def test_the_question_picture_is_one_array_in_all_rollouts_of_a_group(placed: PlacedJob) -> None:
     with temporary(placed.coordinator(prompts_per_step=2, group_size=4, steps=1)) as coordinator:
         ((batch,),) = learn(coordinator, 1, 1, version=0)
     assert len(set(batch.views)) == len(batch.groups) == 2
-    for views in ray.get(batch.views):
+    for views in fetch_groups(batch.views):
         first = [rollout_views[0] for rollout_views in views.values()]
         assert len(first) == 4
         assert all(np.shares_memory(first[0], other) for other in first[1:]), "each rollout has its own copy of the picture"
@@ -126,15 +127,17 @@ def test_a_picture_is_stored_once_for_its_rollouts_and_not_again_for_the_next_gr
     Image.fromarray(picture).save(tmp_path / "picture.png")
     question = Question(id="again", question="which?", media=[Media(id="img0", uri=str(tmp_path / "picture.png"))])
 
-    def ask(number: int, views: bool) -> dict[str, list[np.ndarray]]:
+    def ask(number: int, views: bool) -> list[Any]:
         request = RolloutRequest(question, f"again-{number}", 8, SamplingParams(max_tokens=4), max_turns=1, views=views)
-        return ray.get(list(placed.actors.generators[0].rollout.remote(request)), timeout=120)[1]
+        results = placed.actors.generators[0].rollout.options(num_returns=3 if views else 2).remote(request)
+        return ray.get(list(results), timeout=120)[1:]
 
     before = stored_bytes()
-    assert len(ask(0, views=True)) == 8
+    added, (view,) = ask(0, views=True)
+    assert (list(added.values()), view.ndim) == ([[]] * 8, 3)
     assert picture.nbytes <= stored_bytes() - before < 1.1 * picture.nbytes
     before = stored_bytes()
-    assert ask(1, views=False) == {}, "as the canary asks"
+    assert ask(1, views=False) == [{}], "as the canary asks"
     assert stored_bytes() - before < 0.1 * picture.nbytes
 
 

@@ -72,7 +72,7 @@ class ScriptedGenerator:
     @ray.method(num_returns=2)
     async def rollout(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
-        return await self._play(request)
+        return *(await self._play(request)), *self._first_views(request)
 
     @ray.method(num_returns="streaming")
     async def stream(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
@@ -103,11 +103,17 @@ class ScriptedGenerator:
             self.counts["streamed"] += 1
             yield group
             yield views
+            for nothing in self._first_views(request):
+                yield nothing
         except (GeneratorExit, asyncio.CancelledError):
             self.counts["closed"] += 1
             raise
         finally:
             rollout.cancel()
+
+    def _first_views(self, request: RolloutRequest) -> list[None]:
+        """None for each medium: all views are returned with the episodes."""
+        return [None] * len(request.question.media if request.views else [])
 
     async def _play(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         self.sessions += request.samples

@@ -21,6 +21,7 @@ from ray.actor import ActorHandle
 from scripted import ScriptedGenerator, picture_url
 
 from pixelis.actors.embedder import Embedder
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import Memory, place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
@@ -44,8 +45,8 @@ class RecordingEvolution:
         self.tasks: list[tuple[UpdateTask, Any, Verdict, Question]] = []
         self.feedbacks: list[tuple[str, Feedback]] = []
 
-    async def submit(self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict, question: Question) -> bool:
-        self.tasks.append((task, await views[0], verdict, question))
+    async def submit(self, task: UpdateTask, views: GroupViews, verdict: Verdict, question: Question) -> bool:
+        self.tasks.append((task, await views.get(), verdict, question))
         return True
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
@@ -175,7 +176,7 @@ def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> Non
 
 
 async def _views(answer: Answer) -> Any:
-    return await answer.views
+    return await answer.views.get()
 
 
 def test_requests_in_progress_share_a_decoded_picture(generators: list[ActorHandle]) -> None:

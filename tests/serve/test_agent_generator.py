@@ -58,8 +58,8 @@ def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
             RolloutRequest(question(), "g", 3, SamplingParams(1.0, seed=5), max_turns=3, text=True)
         ):
             items.append(await ref)
-        *events, group, views = items
-        return [event for together in events for event in together], group, views
+        *events, group, added, (picture,) = items
+        return [event for together in events for event in together], group, {id: [picture, *own] for id, own in added.items()}
 
     events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
     written = "".join(text for _, text in (event for event in events if len(event) == 2))
@@ -161,7 +161,8 @@ def test_long_clips_are_refused(ray_cluster: None) -> None:
 
 def test_max_tokens_shortens_turns(generator: ActorHandle) -> None:
     async def short() -> Group:
-        request = RolloutRequest(question(), "short", 2, SamplingParams(1.0, max_tokens=2), operations=False, max_turns=1)
+        sampling = SamplingParams(1.0, max_tokens=2)
+        request = RolloutRequest(question(), "short", 2, sampling, operations=False, max_turns=1, views=False)
         return await generator.rollout.remote(request)[0]
 
     group = asyncio.run(asyncio.wait_for(short(), 60))

@@ -19,6 +19,7 @@ from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator_router import RolloutRequest
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.update_pictures import fetch
 from pixelis.config import load
@@ -170,8 +171,8 @@ def questions(folder: Path, count: int = 8) -> str:
 
 
 def submit(actor: ActorHandle, *names: str, **options: Any) -> list[bool]:
-    views = ray.put({})
-    return [ray.get(actor.submit.remote(task(name, **options), [views])) for name in names]  # one by one: order counts here
+    views = GroupViews(ray.put({}))
+    return [ray.get(actor.submit.remote(task(name, **options), views)) for name in names]  # one by one: order counts here
 
 
 def names(batch: Any) -> list[str]:
@@ -224,7 +225,7 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     @ray.remote(num_cpus=0)
     class Replica:
         def send(self, to: ActorHandle, work: UpdateTask) -> None:
-            ray.get(to.submit.remote(work, [ray.put({"t": [np.full((4, 4, 3), ord(work.question_id), np.uint8)]})]))
+            ray.get(to.submit.remote(work, GroupViews(ray.put({"t": [np.full((4, 4, 3), ord(work.question_id), np.uint8)]}))))
 
     replica = Replica.remote()
     for name in "abcd":
@@ -239,8 +240,8 @@ def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(e
     crop = picture[:256, :256].copy()
     before = held_bytes()
     for name in "abcdef":  # each gateway's own copy of the picture
-        views = ray.put({f"{name}-0": [picture, crop], f"{name}-1": [picture], f"{name}-2": []})
-        assert ray.get(evolution.submit.remote(task(name), [views]))
+        views = GroupViews(ray.put({f"{name}-0": [picture, crop], f"{name}-1": [picture], f"{name}-2": []}))
+        assert ray.get(evolution.submit.remote(task(name), views))
         del views
     wait_until(lambda: held_bytes() - before < 1.05 * (picture.nbytes + crop.nbytes))
     batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
@@ -305,7 +306,7 @@ def test_the_update_and_the_promotion_that_learnt_from_a_request_are_in_its_trac
     callers = [f"00-{number:032x}-00f067aa0ba902b7-01" for number in (1, 2)]
     for number, caller in enumerate(callers):
         traced = task(f"traced{number}").model_copy(update={"trace": caller})
-        assert placed.call("submit", traced, [ray.put({})])
+        assert placed.call("submit", traced, GroupViews(ray.put({})))
     placed.call("begin", 0, {}, 0)
     placed.call("next_batch", 0, 1, 0)
     placed.call("step_done", 0, placed.publish(1.0))
@@ -400,7 +401,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     assert placed.call("candidate", version), "without a canary every candidate serves"
     for name in ("one", "two", "three", "four"):
         update, views, verdict, question = reviewable(name)
-        assert placed.call("submit", update, [ray.put(views)], verdict, question)
+        assert placed.call("submit", update, GroupViews(ray.put(views)), verdict, question)
     placed.call("pause", "ann")
     placed.restart()
     waiting = placed.call("reviews")
@@ -463,7 +464,7 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
     update, views, verdict, question = reviewable("first")
-    placed.call("submit", update, [ray.put(views)], verdict, question)
+    placed.call("submit", update, GroupViews(ray.put(views)), verdict, question)
     options = placed.call("next_batch", 0, 1, 0).options  # nobody came to review it
     assert placed.call("reviews", "approved")[0]["reviewer"] == "timeout"
     assert (options["lr"], options["kl_weight"], options["kl_limit"]) == pytest.approx((0.25e-3, 0.01, 0.1))
@@ -494,7 +495,7 @@ def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bar
     assert submit(placed.actor, "e") == [True]
     for place_, answer in enumerate("12345678" * 2 + "9" * 30):
         verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
-        placed.call("submit", task(f"v{place_}"), [ray.put({})], verdict, Question(id="v", question=f"nr {place_}?"))
+        placed.call("submit", task(f"v{place_}"), GroupViews(ray.put({})), verdict, Question(id="v", question=f"nr {place_}?"))
     assert placed.call("status")["collapse"]["collapsed"] == 1
     assert placed.call("stats")["collapsed"] > 0
     placed.call("report_metrics", {"p99_latency": 9.0}, "gateway")

@@ -15,6 +15,7 @@ from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator_router import RolloutRequest
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
 from pixelis.evolution import audit
@@ -79,7 +80,7 @@ def request(number: int, user: str, text: str, picture: np.ndarray, answer: str)
     )
     question = Question(id=f"q{number}", question=text, media=[Media(id="img0", uri="sha256:x", width=64, height=64)])
     verdict = Verdict(answer=answer, confidence=1.0, strategy="majority", votes=[Vote(answer=answer)] * 2)
-    return task, [ray.put({t.id: [picture] for t in trajectories})], verdict, question
+    return task, GroupViews(ray.put({t.id: [picture] for t in trajectories})), verdict, question
 
 
 def traffic(draw: random.Random) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from pixelis.actors.canary import Canary
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.update_intake import UpdateIntake
 from pixelis.actors.update_pictures import UpdatePictures
@@ -60,7 +61,9 @@ def test_a_question_held_out_for_the_canary_keeps_one_copy_of_its_own_picture(
         return {}
 
     async def run() -> None:
-        assert await intake.submit(update, [sent], Verdict(answer="7", confidence=0.95, strategy="vote"), question, None)
+        assert await intake.submit(
+            update, GroupViews(sent), Verdict(answer="7", confidence=0.95, strategy="vote"), question, None
+        )
         assert counts == {"received": 1, "held_out": 1}
         await canary.judge_traffic(0, traffic.items)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayError
 
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import Memory
 from pixelis.config import MemoryConfig as Settings
 from pixelis.config import load
@@ -80,7 +81,7 @@ def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
         after, memory = after_reply_of(counts)
         views = asyncio.get_running_loop().create_future()
         views.set_exception(RayError("the generator is gone"))
-        answer = some_answer(views)
+        answer = some_answer(GroupViews(views))
         await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
         assert (answer.remembered, answer.experience_id) == ("yes", memory.entries[0].experience.id)
         await after.drain(10)

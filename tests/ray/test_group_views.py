@@ -1,0 +1,114 @@
+"""What a group's views take in the object store, on a real generator whose views are large enough for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from PIL import Image
+from placed_actors import held_bytes, stored_bytes, wait_until
+from ray.actor import ActorHandle
+
+from pixelis.actors.generator import Generator
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult
+from pixelis.actors.group_views import fetch_groups
+from pixelis.actors.policy_store import PolicyStore
+from pixelis.config import load
+from pixelis.dialogue.session import SamplingParams
+from pixelis.records import Media, Question
+
+pytestmark = pytest.mark.slow
+
+SIDE = 256
+"""Of the policy's view. It takes 197 KB; Ray keeps objects below 100 KB elsewhere."""
+OVERRIDES = ["dialogue.max_context=640", "dialogue.max_turn_tokens=4", "toolbox.workers=1", "toolbox.cpus=0"]
+OVERRIDES += [f"dialogue.input.min_pixels={SIDE**2}", f"dialogue.input.max_pixels={SIDE**2}", "toolbox.cache_bytes=0"]
+
+
+@pytest.fixture(scope="module")
+def generator(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActorHandle]:
+    """A generator whose toolbox caches nothing."""
+    folder = tmp_path_factory.mktemp("run")
+    store = PolicyStore.options(name="views-store").remote(str(folder))  # type: ignore[attr-defined]
+    config = load("configs/nano/base.yaml", [*OVERRIDES, f"run.dir={folder}"])
+    actor = Generator.options(num_cpus=0).remote(config, "views-store")  # type: ignore[attr-defined]
+    ray.get([actor.ready.remote(), actor.load.remote(0)], timeout=120)
+    yield actor
+    ray.kill(actor)
+    ray.kill(store)
+
+
+def picture(seed: int, side: int = 2 * SIDE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+
+
+class Caller:
+    """A process that asks a generator, as a Coordinator or a gateway does."""
+
+    def __init__(self, generator: ActorHandle):
+        self.generator = generator
+        self.router = GeneratorRouter([generator], follows=True)
+
+    def ask(self, uri: str, stream: bool = False, **options: object) -> RolloutResult:
+        """A group of two rollouts about a picture."""
+        question = Question(id="q", question="which?", media=[Media(id="img0", uri=uri)])
+        request = RolloutRequest(question, "g", 2, SamplingParams(max_tokens=4), max_turns=1, **options)  # type: ignore[arg-type]
+
+        async def last() -> RolloutResult:
+            items = [item async for item in self.router.episodes(request, stream=stream)]
+            assert isinstance(items[-1], RolloutResult)
+            return items[-1]
+
+        return asyncio.run(asyncio.wait_for(last(), 120))
+
+
+def view_of(result: RolloutResult) -> np.ndarray:
+    """The view that both rollouts show."""
+    (views,) = fetch_groups([result.views])
+    (first,), (second,) = (views[t.id] for t in result.group.trajectories)
+    assert np.shares_memory(first, second)
+    return first
+
+
+def test_groups_that_show_a_picture_share_its_view_until_the_last_of_them_is_released(
+    generator: ActorHandle, tmp_path: Path
+) -> None:
+    caller, uri = Caller(generator), str(tmp_path / "picture.png")
+    Image.fromarray(picture(0)).save(uri)
+    base, created = held_bytes(), stored_bytes()
+    groups = [caller.ask(uri)]
+    view = SIDE * SIDE * 3
+    assert stored_bytes() - created < picture(0).nbytes + 1.05 * view
+    groups += [caller.ask(uri, stream=stream) for stream in (False, True)]
+    assert stored_bytes() - created < 3 * picture(0).nbytes + 1.05 * view, "each group opens the picture, none stores its view"
+    wait_until(lambda: held_bytes() - base < 1.05 * view)
+    assert all(np.array_equal(view_of(group), view_of(groups[0])) for group in groups)
+    assert view_of(groups[0]).shape == (SIDE, SIDE, 3)
+    del groups[:2]
+    assert np.array_equal(view_of(groups[0]), view_of(caller.ask(uri)))
+    groups.clear()
+    wait_until(lambda: held_bytes() <= base)
+
+
+def test_a_group_shows_the_new_picture_of_a_file_that_has_changed(generator: ActorHandle, tmp_path: Path) -> None:
+    caller, uri, shown = Caller(generator), str(tmp_path / "picture.png"), []
+    for seed in (1, 2, 2):
+        Image.fromarray(picture(seed, SIDE)).save(uri)
+        shown.append(caller.ask(uri))
+    for group, seed in zip(shown, (1, 2, 2), strict=True):
+        assert np.array_equal(view_of(group), picture(seed, SIDE))
+
+
+def test_a_picture_of_the_caller_that_is_its_own_view_is_not_stored_again(generator: ActorHandle) -> None:
+    caller, pixels, base = Caller(generator), picture(3, SIDE), held_bytes()
+    decoded = {"img0": ray.put(pixels)}
+    groups = [caller.ask("sha256:3", pictures=decoded, stream=stream) for stream in (False, True)]
+    wait_until(lambda: held_bytes() - base < 1.05 * pixels.nbytes)
+    del decoded
+    assert all(np.array_equal(view_of(group), pixels) for group in groups)
+    groups.clear()
+    wait_until(lambda: held_bytes() <= base)
