@@ -142,9 +142,16 @@ class Evolution:
     # -- from the gateways ------------------------------------------------------------------------------------------
 
     async def submit(
-        self, task: UpdateTask, views: GroupViews, verdict: Verdict | None = None, question: Question | None = None
+        self,
+        task: UpdateTask,
+        views: GroupViews,
+        verdict: Verdict | None = None,
+        question: Question | None = None,
+        originals: dict[str, ray.ObjectRef] | None = None,
     ) -> bool:
         """Queue a task for the learner or for review; ``views`` stay where they are until it is admitted.
+
+        ``originals`` are the question's pictures by media id, with which the task may become a question of the canary.
 
         A review needs ``verdict`` and ``question``, which holds no pictures. False when the task is dropped: paused, draining or
         stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Pictures that no other task
@@ -152,7 +159,7 @@ class Evolution:
         """
         with tracing.span("submit", task.trace):
             await self._open()
-            return await self.intake.submit(task, views, verdict, question, self.step if self.learning else None)
+            return await self.intake.submit(task, views, verdict, question, self.step if self.learning else None, originals)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import ray
 from ray.exceptions import RayError
 
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.review import AsyncReviewQueue
-from pixelis.actors.update_pictures import PictureViews, UpdatePictures, fetch, references
+from pixelis.actors.update_pictures import Picture, PictureViews, UpdatePictures, fetch
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
@@ -21,7 +24,11 @@ from pixelis.evolution.gate import needs_review
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.vote import agrees
+from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
+
+LONGEST = 1600
+"""Longer side at most of a picture that is held out for the canary, which stores and keeps it in memory."""
 
 
 class UpdateIntake:
@@ -51,7 +58,13 @@ class UpdateIntake:
         self.paused = self.draining = self.stopped = False
 
     async def submit(
-        self, task: UpdateTask, views: GroupViews, verdict: Verdict | None, question: Question | None, step: int | None
+        self,
+        task: UpdateTask,
+        views: GroupViews,
+        verdict: Verdict | None,
+        question: Question | None,
+        step: int | None,
+        originals: Mapping[str, ray.ObjectRef] | None = None,
     ) -> bool:
         """See ``Evolution.submit``. ``step`` is the update that the learner makes next, None without a learner."""
         if cause := self._refusal(task):
@@ -77,7 +90,7 @@ class UpdateIntake:
             return False
         self.counts["received"] += 1
         group = self._question_group(task, question, arrays)
-        if question is not None and await self._hold_out(task, question, group, pictures):
+        if question is not None and await self._hold_out(task, question, group, originals or {}):
             return True
         if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
             return await self._push(task, pictures, group)
@@ -142,22 +155,30 @@ class UpdateIntake:
     async def _hold(self, arrays: dict[str, Any]) -> PictureViews:
         return await asyncio.to_thread(self.pictures.hold, arrays)
 
-    async def _hold_out(self, task: UpdateTask, question: Question, group: str, pictures: PictureViews) -> bool:
-        """Hold a task out for the canary; True if it was."""
+    async def _hold_out(self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]) -> bool:
+        """Hold a task out for the canary with the question's pictures, not the policy's views of them; True if it was.
+
+        Questions about clips, and those whose pictures are lost, are not held out.
+        """
         canary = self.promotion.canary
-        if canary is None:
-            return False
-        # The arrays of our own objects: those that were sent would keep all views of the group in the object store.
-        (arrays,) = await asyncio.to_thread(fetch, [references(pictures)])
+        known = all(media.kind == "image" and media.id in originals for media in question.media)
         source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
-        if not self.traffic.hold_out(task, question, source, arrays, cap):
+        if canary is None or not known or not self.traffic.wants(task, question, source, cap):
             return False
-        first = task.trajectories[0]
-        seen = {image.id: picture for image, picture in zip(first.images, pictures[first.id], strict=False)}
-        canary.keep(task.id, {media.id: seen[media.id] for media in question.media})
+        try:
+            arrays = await asyncio.gather(*(originals[media.id] for media in question.media))
+        except RayError:
+            return False
+        pictures = await asyncio.to_thread(self._shrunk, dict(zip((m.id for m in question.media), arrays, strict=True)))
+        (own,) = await asyncio.to_thread(fetch, [{task.id: [picture.ref for picture in pictures.values()]}])
+        self.traffic.add(task, question, source, dict(zip(pictures, own[task.id], strict=True)))
+        canary.keep(task.id, pictures)
         self.counts["held_out"] += 1
         await asyncio.to_thread(self.traffic.save)
         return True
+
+    def _shrunk(self, originals: Mapping[str, np.ndarray]) -> dict[str, Picture]:
+        return {id: self.pictures.add(shrink(picture, LONGEST)) for id, picture in originals.items()}
 
     async def _push(self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False) -> bool:
         async with self.queue.changed:

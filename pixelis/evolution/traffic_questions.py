@@ -36,7 +36,7 @@ MIN_QUESTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class TrafficQuestion:
-    """A question with its elected answer, and the uint8 pictures that the policy saw by media id."""
+    """A question with its elected answer, and its uint8 pictures by media id."""
 
     question: Question
     pictures: dict[str, np.ndarray]
@@ -87,10 +87,8 @@ class TrafficQuestions:
         except OSError as error:
             log.warning("the canary's questions of the traffic are not stored: %s", error)
 
-    def hold_out(
-        self, task: UpdateTask, question: Question, source: Source, views: Mapping[str, Sequence[np.ndarray]], user_cap: float
-    ) -> bool:
-        """Take ``canary.traffic_share`` of the confident tasks; True if this one was taken and must not be learnt from.
+    def wants(self, task: UpdateTask, question: Question, source: Source, user_cap: float) -> bool:
+        """Whether to take this task, a share ``canary.traffic_share`` of the confident ones. Then it must not be learnt from.
 
         ``user_cap`` is the share of the questions that one user may have. A redacted question is not the one that was answered.
         """
@@ -102,15 +100,15 @@ class TrafficQuestions:
             item.source.question == source.question for item in self.items
         ):
             return False
-        first = task.trajectories[0]
-        seen = {image.id: view for image, view in zip(first.images, views.get(first.id, ()), strict=False)}
-        if is_redacted(question.conversation + task.pseudo_label) or not all(media.id in seen for media in question.media):
-            return False
-        media = [m.model_copy(update={"height": seen[m.id].shape[0], "width": seen[m.id].shape[1]}) for m in question.media]
+        return not is_redacted(question.conversation + task.pseudo_label)
+
+    def add(self, task: UpdateTask, question: Question, source: Source, pictures: Mapping[str, np.ndarray]) -> None:
+        """Take a task. ``pictures``: those of the question by media id, so large that operations can look closer."""
+        shapes = {id: picture.shape for id, picture in pictures.items()}
+        media = [m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media]
         canary_question = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})
-        pictures = {m.id: seen[m.id] for m in media}
-        self.items = [*self.items, TrafficQuestion(canary_question, pictures, source, task.experience_id)][-limit:]
-        return True
+        item = TrafficQuestion(canary_question, dict(pictures), source, task.experience_id)
+        self.items = [*self.items, item][-self.config.traffic :]
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the questions of these experiences; returns their number."""

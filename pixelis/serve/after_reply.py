@@ -216,7 +216,7 @@ class AfterReply:
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             actor = await self.evolution()
             task = task.model_copy(update={"trace": tracing.traceparent()})
-            accepted = await actor.submit.remote(task, answer.views, redacted.verdict, redacted.question)
+            accepted = await actor.submit.remote(task, answer.views, redacted.verdict, redacted.question, answer.originals)
         if not accepted:
             self.counts["update_refused"] += 1
             return False

@@ -187,6 +187,7 @@ class Agent:
             retrieval_id=lookup.retrieval_id,
             cold_start=cold,
             seconds=time.monotonic() - started,
+            originals=pictures.full,
         )
         self.version = group.policy_version
         self.counts["answered"] += 1

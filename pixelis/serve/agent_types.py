@@ -98,7 +98,8 @@ class Answer:
     ``views`` are references to all views. ``neighbours`` are the experiences that the search
     ``retrieval_id`` found, with or without a vote. ``remembered`` is "yes" with the ``experience_id`` of an experience that is on
     disk; otherwise the id is None and ``remembered`` says why. ``pngs`` are the winner's views as PNG by image id, if they have
-    been encoded. ``accepted`` are the samples whose answers have the query's format.
+    been encoded. ``accepted`` are the samples whose answers have the query's format. ``originals`` are object references to the
+    question's pictures by media id.
     """
 
     verdict: Verdict
@@ -113,3 +114,4 @@ class Answer:
     retrieval_id: str = ""
     cold_start: bool = False
     seconds: float = 0.0
+    originals: dict[str, Any] = field(default_factory=dict, repr=False)

@@ -80,7 +80,8 @@ def request(number: int, user: str, text: str, picture: np.ndarray, answer: str)
     )
     question = Question(id=f"q{number}", question=text, media=[Media(id="img0", uri="sha256:x", width=64, height=64)])
     verdict = Verdict(answer=answer, confidence=1.0, strategy="majority", votes=[Vote(answer=answer)] * 2)
-    return task, GroupViews(ray.put({t.id: [picture] for t in trajectories})), verdict, question
+    views = GroupViews(ray.put({t.id: [picture] for t in trajectories}))
+    return task, views, verdict, question, {"img0": ray.put(picture)}
 
 
 def traffic(draw: random.Random) -> list[tuple[Any, ...]]:

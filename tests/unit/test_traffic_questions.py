@@ -31,8 +31,11 @@ def offer(
         experience_id=f"exp{number}",
     )
     question = Question(id="q", question=text, media=[Media(id="img0", uri="sha256:x", width=40, height=30)])
-    views = {trajectory.id: [np.zeros((6, 8, 3), np.uint8)]}
-    return questions.hold_out(task, question, Source(user, group or f"group{number}"), views, 0.25)
+    source = Source(user, group or f"group{number}")
+    wanted = questions.wants(task, question, source, 0.25)
+    if wanted:
+        questions.add(task, question, source, {"img0": np.zeros((15, 20, 3), np.uint8)})
+    return wanted
 
 
 def test_confident_questions_of_several_users_are_held_out_once_each() -> None:
@@ -47,7 +50,7 @@ def test_confident_questions_of_several_users_are_held_out_once_each() -> None:
     assert len(questions.items) == 8
     assert max(Counter(item.source.user for item in questions.items).values()) <= 2
     (first, *_) = questions.items
-    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (["7"], 8, (6, 8, 3))
+    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (["7"], 20, (15, 20, 3))
     assert questions.forget([first.experience_id, "other"]) == 1
     assert len(questions.items) == 7
 
@@ -63,9 +66,9 @@ def test_questions_outlast_a_restart_and_deleted_ones_do_not(tmp_path: Path) -> 
     restarted = TrafficQuestions(CONFIG, tmp_path)
     restarted.load(lambda text, picture: f"group of {text} {picture.shape}")
     assert [item.question for item in restarted.items] == [item.question for item in questions.items]
-    assert [item.source for item in restarted.items] == [Source(f"user{n}", f"group of which {n}? (6, 8, 3)") for n in (0, 2)]
+    assert [item.source for item in restarted.items] == [Source(f"user{n}", f"group of which {n}? (15, 20, 3)") for n in (0, 2)]
     assert all((item.pictures["img0"] == 0).all() for item in restarted.items)
-    assert not offer(restarted, 9, group="group of which 2? (6, 8, 3)")  # near-identical to an earlier one
+    assert not offer(restarted, 9, group="group of which 2? (15, 20, 3)")  # near-identical to an earlier one
     restarted.forget(["exp0", "exp2"])
     restarted.save()
     assert not list(tmp_path.iterdir())
