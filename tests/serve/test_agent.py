@@ -45,7 +45,10 @@ class RecordingEvolution:
         self.tasks: list[tuple[UpdateTask, Any, Verdict, Question]] = []
         self.feedbacks: list[tuple[str, Feedback]] = []
 
-    async def submit(self, task: UpdateTask, views: GroupViews, verdict: Verdict, question: Question) -> bool:
+    async def submit(
+        self, task: UpdateTask, views: GroupViews, verdict: Verdict, question: Question, originals: dict[str, ray.ObjectRef]
+    ) -> bool:
+        assert originals.keys() == {media.id for media in question.media}
         self.tasks.append((task, await views.get(), verdict, question))
         return True
 
