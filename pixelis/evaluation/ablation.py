@@ -17,12 +17,11 @@ import numpy as np
 
 from pixelis.config.ablation import Metric
 from pixelis.evaluation.metrics import operation_counts
-from pixelis.evaluation.statistics import LEVEL, bootstrap_mean, paired_bootstrap
+from pixelis.evaluation.statistics import LEVEL, bootstrap_mean, paired_bootstrap, paired_p
 from pixelis.records import Group, Trajectory
 
 ALPHA = 1 - LEVEL
 POWER = 0.8
-PERMUTATIONS = 9_999
 TINY = 1e-12
 """Smaller deviations are rounding errors."""
 
@@ -111,7 +110,7 @@ def compare(scores: Scores, reference: str) -> list[dict[str, Any]]:
                 "ci95": difference["ci95"],
                 "ci95_seeds": seeds[1] if seeds else None,
                 "effect": cohen_d(arm - base),
-                "p": permutation_p(arm - base),
+                "p": paired_p((arm - base).tolist()),
                 "p_seeds": seeds[0] if seeds else None,
             }
         )
@@ -130,22 +129,6 @@ def verdict(row: Mapping[str, Any]) -> str:
         return "no difference seen"
     direction = "higher" if row["difference"] > 0 else "lower"
     return direction if row["p_seeds_holm"] is not None and row["p_seeds_holm"] <= ALPHA else f"{direction} in these runs"
-
-
-def permutation_p(differences: Sequence[float] | np.ndarray, resamples: int = PERMUTATIONS, seed: int = 0) -> float:
-    """Two-sided p of paired differences under exchanged arms, that is random signs; exact for few questions."""
-    from scipy.stats import permutation_test
-
-    result = permutation_test(
-        (np.asarray(differences, dtype=np.float64),),
-        lambda values, axis: values.mean(axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=resamples,
-        batch=500,
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.pvalue)
 
 
 def holm(values: Sequence[float]) -> list[float]:

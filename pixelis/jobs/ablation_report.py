@@ -9,7 +9,8 @@ from typing import Any
 
 from pixelis.config.ablation import AblationConfig
 from pixelis.errors import DataFailure
-from pixelis.evaluation.ablation import PERMUTATIONS, SCORES, compare, detectable, mean_curve, summarise_arms, tabulate
+from pixelis.evaluation.ablation import SCORES, compare, detectable, mean_curve, summarise_arms, tabulate
+from pixelis.evaluation.statistics import RESAMPLES
 from pixelis.jobs.driver import hardware
 from pixelis.policy.checkpoint import write_json
 from pixelis.telemetry import events, lineage
@@ -55,7 +56,7 @@ def write(ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failur
         "arms": arms,
         "comparisons": compare(scores, ablation.reference),
         "detectable": detectable(scores),
-        "permutations": PERMUTATIONS,
+        "permutations": RESAMPLES,
         "left_out": left_out,
         "failures": dict(failures),
         "curves": curves(ablation, scores.arms, scores.seeds),

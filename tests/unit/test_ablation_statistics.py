@@ -14,12 +14,12 @@ from pixelis.evaluation.ablation import (
     detectable,
     holm,
     mean_curve,
-    permutation_p,
     seed_error,
     seed_test,
     summarise_arms,
     tabulate,
 )
+from pixelis.evaluation.statistics import paired_p
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
@@ -52,10 +52,10 @@ def test_holm_of_the_textbook() -> None:
 @given(st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=30))
 @settings(max_examples=30, deadline=None)
 def test_a_permutation_p_is_a_probability_and_does_not_depend_on_the_direction(differences: list[float]) -> None:
-    p = permutation_p(differences, 199)
+    p = paired_p(differences, resamples=200)
     assert 0 < p <= 1
     if len(differences) <= 7:  # exact
-        assert permutation_p([-d for d in differences], 199) == pytest.approx(p)
+        assert paired_p([-d for d in differences], resamples=200) == pytest.approx(p)
 
 
 def test_identical_arms_do_not_differ() -> None:
