@@ -38,11 +38,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
     own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "serve.per_minute=100000", "memory.cpus=0"]
     own += ["evolution.max_share_per_question=1"]  # tests ask the same question again
-    own += [
-        "telemetry.traces=file",
-        "telemetry.logs=true",
-        "evolution.neighbours.k=0",
-    ]  # earlier tests' experiences must not vote
+    own += ["telemetry.traces=file", "telemetry.logs=true"]
+    own += ["evolution.neighbours.k=0"]  # earlier tests' experiences must not vote
     own += [f"serve.port={free_port()}", f"run.dir={tmp_path_factory.mktemp('served')}"]
     return lambda *more: load(None, [*own, *more])
 
