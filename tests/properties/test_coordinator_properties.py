@@ -40,6 +40,9 @@ class Method:
     def __init__(self, call: Any):
         self.call = call
 
+    def options(self, num_returns: int) -> Method:
+        return self
+
     def remote(self, *arguments: Any) -> Any:
         return self.call(*arguments)
 
@@ -62,8 +65,9 @@ class Generator:
         self.version = version
         return version
 
-    def _rollout(self, request: RolloutRequest) -> tuple[Any, dict]:
-        return asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)), {}
+    def _rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
+        views = [{} for _ in (request.question.media if request.views else ())]
+        return asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)), {}, *views
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         version = self.version

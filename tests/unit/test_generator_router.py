@@ -145,6 +145,9 @@ class Method:
     def __init__(self, call: Callable[..., Any]):
         self.remote = call
 
+    def options(self, num_returns: int) -> Method:
+        return self
+
 
 def request(name: str = "q") -> RolloutRequest:
     return RolloutRequest(Question(id=name, question="?"), name, 2, SamplingParams())

