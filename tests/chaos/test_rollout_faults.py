@@ -266,6 +266,6 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, reco
     full = [len(batch.groups) / 20 for batch in batches]
     assert min(full) >= 0.9
     assert reclaimed < TIMEOUT_S + 3.0
-    assert seconds < 100
+    assert seconds < 240  # 40 on an idle machine
     record_figures(faults=f"{causes.total()} of {len(trajectories)}", groups_refilled=refilled)
     record_figures(reclaimed_s=reclaimed, batch_full=min(full), two_batches_s=seconds)
