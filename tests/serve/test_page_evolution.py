@@ -123,6 +123,7 @@ def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
     page.wait_for_selector("#evolution-versions tr")
     requested: list[str] = []
     page.click("nav a[href='#/ask']")
+    page.wait_for_load_state("networkidle")  # the view may still fetch what it had begun to show
     page.on("request", lambda request: requested.append(request.url))
     page.clock.fast_forward(60_000)
     page.wait_for_timeout(200)
