@@ -121,7 +121,7 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
 
     from pixelis.actors.cluster import connect
     from pixelis.actors.memory import Memory as Client
-    from pixelis.actors.memory import place_shards
+    from pixelis.actors.memory_shard import place_shards
 
     overrides = ["cluster.cpus=4", "cluster.object_store_bytes=300000000", f"memory.shards={shards}", f"run.dir={folder}"]
     overrides += [f"memory.capacity={2 * len(vectors)}", "memory.timeout_s=60", "memory.retention_days=36500"]

@@ -32,7 +32,7 @@ PYTHON = f"{shlex.quote(sys.executable)} -m"
 class Run:
     """A command and the file with its results below ``{dir}``; without one, they are the last line that it prints.
 
-    ``{sft}`` and ``{rft}`` are checkpoints of the run `quickstart-42`. ``minutes``: its last duration on two cores.
+    ``{rft}`` is the checkpoint of the run `quickstart-42`. ``minutes``: an estimate for two cores.
     """
 
     command: str
@@ -52,8 +52,8 @@ RUNS = {
     "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json"),
     "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 10),
     "ablation": Run(
-        f"{PYTHON} pixelis.jobs.ablate configs/ablations/pixel_reasoner.yaml policy.adapter={{sft}} dir={{dir}}/run",
-        40,
+        f"{PYTHON} pixelis.jobs.ablate configs/ablations/test_time.yaml policy.adapter={{rft}} dir={{dir}}/run",
+        20,
         "run/report.json",
     ),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
@@ -99,8 +99,7 @@ def execute(name: str, template: str, run: Run, folder: Path) -> dict[str, Any] 
     if record.is_file():
         return json.loads(record.read_text(encoding="utf-8"))
     own.mkdir(parents=True, exist_ok=True)
-    values = {"dir": str(own), **{stage: _checkpoint(folder, stage) for stage in ("sft", "rft") if f"{{{stage}}}" in template}}
-    command = template.format(**values)
+    command = template.format(dir=own, rft=_checkpoint(folder) if "{rft}" in template else "")
     print(f"[{name}] about {run.minutes} min: {command}", file=sys.stderr, flush=True)
     started = time.monotonic()
     with (own / "log.txt").open("w", encoding="utf-8") as log:
@@ -121,12 +120,12 @@ def execute(name: str, template: str, run: Run, folder: Path) -> dict[str, Any] 
     return result
 
 
-def _checkpoint(folder: Path, stage: str) -> str:
-    """The last checkpoint of a stage of the first quickstart."""
-    found = sorted((folder / "quickstart-42" / "run").glob(f"**/{stage}/checkpoints/step_*"))
-    if not found:
-        raise SystemExit(f"no checkpoint of {stage} in {folder / 'quickstart-42'}: run quickstart-42 first")
-    return str(found[-1])
+def _checkpoint(folder: Path) -> str:
+    """The last checkpoint of RFT in the first quickstart."""
+    checkpoints = sorted((folder / "quickstart-42" / "run").glob("**/rft/checkpoints/step_*"))
+    if not checkpoints:
+        raise SystemExit(f"no checkpoint of rft in {folder / 'quickstart-42'}: run quickstart-42 first")
+    return str(checkpoints[-1])
 
 
 def inside(new: dict[str, Any], old: dict[str, Any]) -> list[tuple[str, float, float, tuple[float, float]]]:

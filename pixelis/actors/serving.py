@@ -45,7 +45,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     from pixelis.actors.evolution import Evolution
     from pixelis.actors.generator import Generator
     from pixelis.actors.generator_scaler import GeneratorScaler
-    from pixelis.actors.memory import place_shards
+    from pixelis.actors.memory_shard import place_shards
 
     reservations.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
     placed, prefix = ServingActors(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"

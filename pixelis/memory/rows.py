@@ -125,8 +125,8 @@ class Rows:
 
 def _has(text: str, words: Sequence[str]) -> bool:
     """Whether each of ``words`` (case-folded) is the beginning of a word of ``text``."""
-    found = WORD.findall(text.casefold())
-    return all(any(other.startswith(word) for other in found) for word in words)
+    own = WORD.findall(text.casefold())
+    return all(any(other.startswith(word) for other in own) for word in words)
 
 
 def _is_of(user: str) -> tuple[str, list[Any]]:

@@ -127,7 +127,7 @@ class _Follower:
             raise OperationError(message, code="nothing_found")
         self.seen, self.boxes, self.scores = [0], [start], [1.0]
         self.low, self.lost = 0, False
-        self.threshold, self.found = THRESHOLD, FOUND
+        self.threshold, self.recovery = THRESHOLD, FOUND
 
     def _begin(self, picture: np.ndarray, box: PixelBox) -> bool:
         """Start a tracker at a box; False if it shows nothing to track."""
@@ -144,11 +144,11 @@ class _Follower:
         """Take in the next picture; ``cut``: it begins a new scene."""
         if self.lost:
             box, score = self.appearance.find(picture, self.boxes[-1])
-            if score >= self.found and self._begin(picture, box):
+            if score >= self.recovery and self._begin(picture, box):
                 self._see(number, box, score)
             return
         box, score = self._track(picture)
-        if cut and score < self.found:
+        if cut and score < self.recovery:
             self._lose()
             return
         self._see(number, box, score)
@@ -163,7 +163,7 @@ class _Follower:
         self.low = self.low + 1 if score < self.threshold else 0
         if not self.low:
             mean = float(np.mean(self.scores))
-            self.threshold, self.found = max(THRESHOLD, DROP * mean), max(FOUND, FOUND_SHARE * mean)
+            self.threshold, self.recovery = max(THRESHOLD, DROP * mean), max(FOUND, FOUND_SHARE * mean)
 
     def _track(self, picture: np.ndarray) -> tuple[PixelBox, float]:
         try:

@@ -116,8 +116,8 @@ def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tup
         boxes = [geometry.clamp(geometry.as_box(record["box"]))]
     else:
         first = (target.frame or 0) if arguments.start is None else arguments.start
-        given = arguments.boxes if arguments.box is None else [arguments.box]
-        boxes = [target.to_root(geometry.clamp(box)) for box in given or []]
+        own = arguments.boxes if arguments.box is None else [arguments.box]
+        boxes = [target.to_root(geometry.clamp(box)) for box in own or []]
     if not 0 <= first <= last:
         raise OperationError(f"no frame {str(first)[:20]}; the frames are 0..{last}", code="out_of_range")
     return first, boxes

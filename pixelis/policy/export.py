@@ -162,10 +162,7 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
         source.locations[name][1]: (source.in_layout(name, left) if right is None else left, right)
         for name, (left, right) in source.updates(adapter).items()
     }
-    folder.mkdir(parents=True)
-    for path in sorted(base.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
-            shutil.copyfile(path, folder / path.name)
+    copy_settings(base, folder)
     for path in checkpoint_files(base):
         tensors: dict[str, Tensor] = {}
         for name, tensor in checkpoint_tensors(path):
@@ -178,6 +175,14 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
     if dtype is not None:
         _set_dtype(folder / "config.json", dtype)
     return folder
+
+
+def copy_settings(base: Path, folder: Path) -> None:
+    """Create a folder with the files of a model folder that hold no weights."""
+    folder.mkdir(parents=True)
+    for path in sorted(base.iterdir()):
+        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
+            shutil.copyfile(path, folder / path.name)
 
 
 def _set_dtype(path: Path, dtype: torch.dtype) -> None:

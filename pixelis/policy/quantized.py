@@ -7,7 +7,6 @@ calibration data.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pixelis.errors import BadInput
-from pixelis.policy.export import WEIGHT_SUFFIXES, checkpoint_files, parameter_name
+from pixelis.policy.export import checkpoint_files, copy_settings, parameter_name
 
 LARGEST = 127
 QUANTIZED_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -60,10 +59,7 @@ def write_int8(base: Path, folder: Path) -> Path:
     settings = json.loads((base / "config.json").read_text(encoding="utf-8"))
     if "quantization_config" in settings:
         raise BadInput(f"{base} is quantised already", fix="quantise the model with its original weights")
-    folder.mkdir(parents=True)
-    for path in sorted(base.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
-            shutil.copyfile(path, folder / path.name)
+    copy_settings(base, folder)
     layers = sum(_write_file(path, folder / path.name) for path in checkpoint_files(base))
     if not layers:
         raise BadInput(f"{base} has no linear layers of a dense language model", fix="serve it without quantisation")

@@ -47,9 +47,9 @@ def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
     if answer is None:
         return 0.0
     conclusions = _conclusions(answer)
-    found = [*conclusions, *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text))]
-    values = {value for text in found if (value := _rounded(text)) is not None}
-    texts = [text.strip().lower() for text in found if _rounded(text) is None]
+    pieces = [*conclusions, *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text))]
+    values = {value for text in pieces if (value := _rounded(text)) is not None}
+    texts = [text.strip().lower() for text in pieces if _rounded(text) is None]
     for truth in truths:
         if (number := _rounded(truth)) is not None:
             if number in values:

@@ -19,7 +19,8 @@ from memory_entries import entries
 
 from pixelis.actors import placement
 from pixelis.actors.cluster import connect
-from pixelis.actors.memory import Memory, place_shards
+from pixelis.actors.memory import Memory
+from pixelis.actors.memory_shard import place_shards
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from chaos_memory import vector
 from memory_entries import PNG, entries, made, vectors
 
-from pixelis.actors.memory import Memory, place_shards, shard_of
+from pixelis.actors.memory import Memory
+from pixelis.actors.memory_shard import place_shards, shard_of
 from pixelis.config import MemoryConfig as Settings
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.actors.memory import merge, shard_of
+from pixelis.actors.memory import merge
+from pixelis.actors.memory_shard import shard_of
 from pixelis.config import MemoryConfig
 from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 from scripted import KEY, Deployed, ScriptedEmbedder, ScriptedGenerator, free_port
 
 from pixelis.actors.evolution import Evolution
-from pixelis.actors.memory import place_shards
+from pixelis.actors.memory_shard import place_shards
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
 from pixelis.serve import app

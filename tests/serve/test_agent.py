@@ -22,7 +22,8 @@ from scripted import ScriptedGenerator, picture_url
 
 from pixelis.actors.embedder import Embedder
 from pixelis.actors.group_views import GroupViews
-from pixelis.actors.memory import Memory, place_shards
+from pixelis.actors.memory import Memory
+from pixelis.actors.memory_shard import place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure

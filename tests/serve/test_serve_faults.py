@@ -23,7 +23,7 @@ from gateway_helpers import until
 from ray import serve
 from scripted import Deployed, ScriptedGenerator, picture_url
 
-from pixelis.actors.memory import MemoryShard
+from pixelis.actors.memory_shard import MemoryShard
 from pixelis.config import load
 from pixelis.serve import app
 from pixelis.serve.backends import Backends

@@ -20,7 +20,7 @@ from scripted import picture_url
 from small_disks import failing_disk, fill, freeze, small_disk
 
 from pixelis.actors.evolution import Evolution
-from pixelis.actors.memory import place_shards
+from pixelis.actors.memory_shard import place_shards
 from pixelis.config import Config
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends

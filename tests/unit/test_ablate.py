@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import pixelis
 
 from pixelis.config import Config
 from pixelis.config.ablation import differences, read, trials
 from pixelis.config.root import ablation_files
 from pixelis.errors import BadConfig, InfraFailure
-from pixelis.jobs import ablate, cli
+from pixelis.jobs import ablate
 from pixelis.records import Group, Question, StopReason, Trajectory
 from pixelis.telemetry.events import EventLog
 
@@ -39,23 +40,13 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["pixelis", "ablate", *words])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as left:
-        code = int(left.code or 0)
-    return code, *capsys.readouterr()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ablation_files(), ids=lambda path: path.stem)
 def test_every_packaged_ablation_can_be_planned(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name = f"configs/ablations/{path.name}"
-    code, text, err = command(capsys, monkeypatch, name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run")
+    code, text, err = pixelis(capsys, monkeypatch, "ablate", name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run")
     assert code == 0, err
     ablation = read(name)
     assert f"{3 * len(ablation.arms)} trials: {len(ablation.arms)} arms x seeds 1, 2, 3" in text
@@ -68,7 +59,7 @@ def test_every_packaged_ablation_can_be_planned(
 def test_the_plan_names_differences_and_places(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text, _ = command(capsys, monkeypatch, str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]")
+    code, text, _ = pixelis(capsys, monkeypatch, "ablate", str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]")
     assert code == 0
     assert text.startswith("2 trials: 2 arms x seeds 7; stage rft of configs/nano/rft.yaml\n\nplain (reference)\n\ncurious\n")
     assert "    rewards.weights.curiosity: 0.0 -> 1.0\n" in text
@@ -97,7 +88,7 @@ def test_mistakes_end_with_a_message_before_anything_starts(
     words: list[str], message: str, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(file) if words else str(file.with_name("pixeli.yaml"))
-    code, _, err = command(capsys, monkeypatch, path, *words)
+    code, _, err = pixelis(capsys, monkeypatch, "ablate", path, *words)
     assert code in (1, 2)
     assert message in err
     assert "fix: " in err
@@ -170,7 +161,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
 ) -> None:
     words = [str(write(tmp_path)), "stage=evaluate", "parallel=2"]
     jobs.failing = {("evaluate", "curious", 2)}
-    code, text, err = command(capsys, monkeypatch, *words)
+    code, text, err = pixelis(capsys, monkeypatch, "ablate", *words)
     assert code == 1
     assert "1 of 4 trials failed:\n  curious, seed 2: pixelis evaluate: the disk is full" in err
     assert "Left out: plain, seed 2; curious, seed 2." in text
@@ -180,7 +171,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     assert "the disk is full" in (tmp_path / "out/report.html").read_text()
 
     jobs.failing, jobs.started = set(), []
-    assert command(capsys, monkeypatch, *words)[0] == 0
+    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
     assert jobs.started == [("evaluate", "curious", 2)]
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert (report["seeds"], report["left_out"], report["failures"]) == ([1, 2], [], {})
@@ -190,22 +181,22 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     assert report["comparisons"][0]["verdict"] == "higher"
 
     jobs.started = []
-    code, text, _ = command(capsys, monkeypatch, *words)
+    code, text, _ = pixelis(capsys, monkeypatch, "ablate", *words)
     assert (code, jobs.started) == (0, [])
     assert "4 of 4 trials are finished" in text
     assert text.count("  higher\n") == 1
 
     jobs.started = []
     more = [*words, "seeds=[1, 2, 3]"]
-    assert command(capsys, monkeypatch, *more)[0] == 0
+    assert pixelis(capsys, monkeypatch, "ablate", *more)[0] == 0
     assert sorted(jobs.started) == [("evaluate", "curious", 3), ("evaluate", "plain", 3)]
 
-    code, _, err = command(capsys, monkeypatch, *more, "evaluate.questions=41")
+    code, _, err = pixelis(capsys, monkeypatch, "ablate", *more, "evaluate.questions=41")
     assert code == 2
     assert "has a trial of another configuration (evaluate.questions changed)" in err
 
     (tmp_path / "out/plain/seed_1/trial.yaml").write_text("rft: {questions: 3}")
-    code, _, err = command(capsys, monkeypatch, *more)
+    code, _, err = pixelis(capsys, monkeypatch, "ablate", *more)
     assert code == 2
     assert "trial.yaml was written by another version: unknown configuration key `rft.questions`" in err
 
@@ -215,7 +206,7 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
 ) -> None:
     arms = "arms={plain: [], curious: [dialogue.max_turns_test=2]}"
     words = [str(write(tmp_path)), "stage=evaluate", "curves=[train/accuracy, none/such]", arms]
-    assert command(capsys, monkeypatch, *words)[0] == 0
+    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert list(report["curves"]) == ["train/accuracy"]
     step, mean, low, high = report["curves"]["train/accuracy"]["plain"][2]
@@ -233,9 +224,9 @@ def test_a_trial_is_not_trained_again_when_its_evaluation_failed(
     monkeypatch.setattr(ablate.checkpoint, "latest", lambda folder: folder / "checkpoints/step_00000003")
     words = [str(write(tmp_path)), "seeds=[1]"]
     jobs.failing = {("evaluate", "curious", 1)}
-    assert command(capsys, monkeypatch, *words)[0] == 1
+    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 1
     jobs.failing = set()
-    assert command(capsys, monkeypatch, *words)[0] == 0
+    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
     assert sorted(jobs.started) == [
         *(("evaluate", "curious", 1),) * 2,
         ("evaluate", "plain", 1),
@@ -250,7 +241,7 @@ def test_without_a_reference_there_is_no_report(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.failing = {("evaluate", "plain", 1), ("evaluate", "plain", 2)}
-    code, text, err = command(capsys, monkeypatch, str(write(tmp_path)), "stage=evaluate")
+    code, text, err = pixelis(capsys, monkeypatch, "ablate", str(write(tmp_path)), "stage=evaluate")
     assert code == 1
     assert "no trial of the reference plain is finished" in err
     assert "plain, seed 1  failed: pixelis evaluate: the disk is full" in text

@@ -9,21 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import pixelis
 
 from pixelis.config import load
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs import cli, completion, recipes, tiny_model
-
-
-def pixelis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["pixelis", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as left:
-        code = int(left.code or 0)
-    return code, *capsys.readouterr()
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def _scienceqa(root: DatasetRoot) -> Rows:
         if not 2 <= len(options) <= MAX_OPTIONS or answer >= len(options):
             raise RowError("answer", "no_label", f"{answer} is not the number of one of {len(options)} options")
         hint, grade = (optional(row, "hint", str) or "").strip(), text(row, "grade")
-        asked = choices(text(row, "question"), options)
+        prompt = choices(text(row, "question"), options)
         media = []
         if picture := optional(row, "image", str):
             # Each split has a folder, also for the questions of its small copies, such as minitest.
@@ -133,7 +133,7 @@ def _scienceqa(root: DatasetRoot) -> Rows:
         record = file.question(
             key,
             media[0] if media else image("none"),
-            question=f"Context: {hint}\n{asked}" if hint else asked,
+            question=f"Context: {hint}\n{prompt}" if hint else prompt,
             answers=[chr(ord("A") + answer)],
             scorer="mc_letter",
             options=options,

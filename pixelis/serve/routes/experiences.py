@@ -106,8 +106,8 @@ async def search_experiences(
     except TimeoutError:
         message = f"no result within {state.config.serve.timeout_s:g} s"
         raise ApiError(504, message, "timeout", retry_after_s=1.0) from None
-    found = [FoundExperience(experience=_without_tokens(n.experience), similarity=n.similarity) for n in result.neighbours]
-    return FoundExperiences(data=found, partial=result.partial)
+    matches = [FoundExperience(experience=_without_tokens(n.experience), similarity=n.similarity) for n in result.neighbours]
+    return FoundExperiences(data=matches, partial=result.partial)
 
 
 @router.get("/v1/experiences/{id}")

@@ -270,8 +270,8 @@ def _next_to(sample: Sample, region: Region) -> dict[str, Region]:
     """The thing next to another by direction; none where things may be missing from the annotations."""
     others = [other for other in sample.regions if other is not region]
     height, width = sample.picture(region).shape[:2]
-    found = geometry.neighbours(region.box, [other.box for other in others], width, height)
-    return {} if sample.partial else {side: others[index] for side, index in found.items()}
+    beside = geometry.neighbours(region.box, [other.box for other in others], width, height)
+    return {} if sample.partial else {side: others[index] for side, index in beside.items()}
 
 
 def _name_by(sample: Sample, region: Region, side: str, what: str) -> str:

@@ -223,8 +223,8 @@ def text_beside(sample: Sample) -> Demonstration:
     for line, box, where in _isolated(sample):
         others = [item for item in _all_lines(sample) if item[0] is not line]
         height, width = sample.picture(line).shape[:2]
-        found = geometry.neighbours(box, [other for _, other in others], width, height)
-        pairs += [(line, box, where, side, *others[i]) for side, i in found.items() if _suitable(others[i][0])]
+        beside = geometry.neighbours(box, [other for _, other in others], width, height)
+        pairs += [(line, box, where, side, *others[i]) for side, i in beside.items() if _suitable(others[i][0])]
     first, first_box, where, side, line, box = sample.pick(pairs)
 
     def ask_first(earlier: Sample) -> Demonstration:
