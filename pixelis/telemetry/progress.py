@@ -71,11 +71,14 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Remaining seconds, estimated from the recent updates; None before there are two."""
+        """Remaining seconds, estimated from the recent updates; None before they tell enough.
+
+        Where many items finish together, the time between two that do not says nothing.
+        """
         if len(self._recent) < 2:
             return None
         (first_at, first), (last_at, last) = self._recent[0], self._recent[-1]
-        if last <= first:
+        if last - first < max(1, min(WINDOW // 2, self.total // 50)):
             return None
         return max(0.0, (self.total - last) * (last_at - first_at) / (last - first))
 

@@ -186,6 +186,19 @@ def test_replayed_steps_stand_once_in_the_log_while_others_append(tmp_path):
     assert mark_replayed(tmp_path / "none", 0) == 0
 
 
+def test_items_that_finish_together_do_not_make_the_next_one_the_measure(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
+    progress = Progress("evaluate", total=500, enabled=False)
+    progress.update(256)
+    now[0] += 2
+    progress.update(257)
+    assert progress.seconds_left is None  # 8 minutes were shown, and it took 5 s
+    now[0] += 2
+    progress.update(500)
+    assert progress.seconds_left == 0
+
+
 def test_a_waiting_run_shows_no_time_left():
     out = io.StringIO()
     with Progress("rft", total=100, every=0, stream=out) as progress:
