@@ -155,7 +155,7 @@ class Generator:
         changed = asyncio.Event()
 
         def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
-            events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
+            events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": [], "top_log_probs": []}), views))
             changed.set()
 
         def read(text: str) -> None:

@@ -166,6 +166,7 @@ async def _play(
         completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room), on_tokens)
         _check_completion(completion, renderer, room)
         turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, offered)
+        turn.top_log_probs = completion.top_log_probs if turn.tokens else []
         trajectory.turns.append(turn)
         used += len(turn.tokens)
         if turn.error == "bad_token":

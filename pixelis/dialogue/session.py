@@ -6,13 +6,15 @@ A session is one episode. It keeps the keys and values of all earlier tokens, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from pixelis.errors import BadInput
 
+MAX_TOP_LOG_PROBS = 20
+"""Most tokens whose log-probabilities are reported beside a generated one, as OpenAI and vLLM have it."""
 BATCH_PRIORITY = 10
 """Priority of requests that nobody waits for, behind those of callers."""
 
@@ -24,7 +26,8 @@ class SamplingParams:
     temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability. max_tokens: limit of one
     `generate` call, the stop token included. seed: determines the session's random numbers together with the first prompt and
     the version; sessions that share a prefix_key differ even with equal seeds. priority: a lower one is scheduled first where
-    requests wait, as in vLLM. Raises BadInput for values out of range.
+    requests wait, as in vLLM. top_log_probs: the number of most likely tokens to report at each place of a turn. Raises BadInput
+    for values out of range.
     """
 
     temperature: float = 1.0
@@ -32,6 +35,7 @@ class SamplingParams:
     max_tokens: int = 32
     seed: int = 0
     priority: int = 0
+    top_log_probs: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -40,6 +44,8 @@ class SamplingParams:
             raise BadInput(f"top_p {self.top_p} is outside (0, 1]")
         if self.max_tokens < 1:
             raise BadInput(f"max_tokens {self.max_tokens} must be at least 1")
+        if not 0 <= self.top_log_probs <= MAX_TOP_LOG_PROBS:
+            raise BadInput(f"top_log_probs {self.top_log_probs} is outside 0 to {MAX_TOP_LOG_PROBS}")
 
 
 @dataclass(slots=True)
@@ -48,12 +54,14 @@ class Completion:
 
     tokens: ids, the stop token included. log_probs: natural log-probability of each token under the sampling distribution
     (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution at temperature 1).
-    finish: `stop` after the stop token, `length` at max_tokens.
+    finish: `stop` after the stop token, `length` at max_tokens. top_log_probs: for each token, the most likely tokens of its
+    place with their log-probabilities, the most likely first; fewer than requested where fewer are possible.
     """
 
     tokens: list[int]
     log_probs: list[float]
     finish: Literal["stop", "length"]
+    top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 TokenCallback = Callable[[Sequence[int]], None]

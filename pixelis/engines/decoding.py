@@ -235,6 +235,9 @@ class Decoder:
         position = torch.tensor([row.free for row in rows], device=self.device)
         generated = torch.full((count, steps), self.spec.stop, dtype=torch.int64, device=self.device)
         log_probs = torch.zeros(count, steps, device=self.device)
+        most = min(max(row.sampling.top_log_probs for row in rows), self.spec.vocab)
+        top_tokens = torch.zeros(count, steps, most, dtype=torch.int64, device=self.device)
+        top_log_probs = torch.zeros(count, steps, most, device=self.device)
         length = torch.zeros(count, dtype=torch.int64, device=self.device)
         # Indices of the rows in the store; `going` marks the unfinished ones.
         alive = torch.arange(count, device=self.device)
@@ -242,10 +245,13 @@ class Decoder:
         going = torch.ones(count, dtype=torch.bool, device=self.device)
         has_listeners = any(row.on_token is not None for row in rows)
         for step in range(steps):
-            chosen, log_prob = sampler(self.model.lm_head(hidden).float() + self.banned, alive, step)
+            chosen, probabilities = sampler(self.model.lm_head(hidden).float() + self.banned, alive, step)
             open_rows = alive[going]
             generated[open_rows, step] = chosen[going]
-            log_probs[open_rows, step] = log_prob[going]
+            log_probs[open_rows, step] = probabilities.gather(1, chosen[:, None])[going, 0].log()
+            if most:
+                top = probabilities[going].topk(most)
+                top_tokens[open_rows, step], top_log_probs[open_rows, step] = top.indices, top.values.log()
             length[open_rows] = step + 1
             if has_listeners:
                 for i, token in zip(open_rows.tolist(), chosen[going].tolist(), strict=True):
@@ -272,10 +278,15 @@ class Decoder:
             position[alive] = current + going
         results = []
         columns = zip(rows, generated.tolist(), log_probs.tolist(), length.tolist(), position.tolist(), location, strict=True)
-        for row, tokens, values, size, free, (row_store, row_index) in columns:
+        for i, (row, tokens, values, size, free, (row_store, row_index)) in enumerate(columns):
             tokens, values = tokens[:size], values[:size]
             self.tokens_written += size
             completion = Completion(tokens, values, "stop" if tokens[-1] == self.spec.stop else "length")
+            if number := row.sampling.top_log_probs:
+                places = zip(top_tokens[i, :size, :number].tolist(), top_log_probs[i, :size, :number].tolist(), strict=True)
+                completion.top_log_probs = [
+                    [entry for entry in zip(*place, strict=True) if entry[1] > float("-inf")] for place in places
+                ]
             results.append((completion, Past(row_store, row_index, tokens[-1], free, row.origin)))
         return results
 
@@ -300,8 +311,8 @@ class Sampler:
 
     def __call__(
         self, logits: Float[Tensor, "alive vocab"], alive: Int[Tensor, " alive"], step: int
-    ) -> tuple[Int[Tensor, " alive"], Float[Tensor, " alive"]]:
-        """Sample a token for each of the rows `alive` from masked logits; returns tokens and their log-probabilities."""
+    ) -> tuple[Int[Tensor, " alive"], Float[Tensor, "alive vocab"]]:
+        """Sample a token for each of the rows `alive` from masked logits; returns tokens and the distributions they are from."""
         greedy = self.greedy[alive]
         scaled = logits / self.temperature[alive][:, None]
         if self.any_top_p:
@@ -318,7 +329,7 @@ class Sampler:
             sampled = torch.searchsorted(cumulative, target, right=True)[:, 0]
             possible = probabilities.gather(1, sampled[:, None])[:, 0] > 0
             chosen = torch.where(greedy | ~possible, best, sampled)
-        return chosen, probabilities.gather(1, chosen[:, None])[:, 0].log()
+        return chosen, probabilities
 
 
 def nucleus(logits: Float[Tensor, "rows vocab"], top_p: Float[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:

@@ -11,11 +11,12 @@ import contextlib
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -375,7 +376,7 @@ class VllmEngine(Sessions[VllmSession]):
         try:
             async with asyncio.timeout(self.timeout_s):
                 output = await self._request(session, sampling, min(room, sampling.max_tokens), on_tokens)
-            completion = self._read(session, output)
+            completion = self._read(session, output, sampling.top_log_probs)
         except asyncio.CancelledError:
             raise
         except TimeoutError:
@@ -417,7 +418,7 @@ class VllmEngine(Sessions[VllmSession]):
             seed=_number(stream) % 2**63,
             stop_token_ids=[self.spec.stop],
             ignore_eos=True,
-            logprobs=0,
+            logprobs=sampling.top_log_probs,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.CUMULATIVE,
         )
@@ -440,7 +441,7 @@ class VllmEngine(Sessions[VllmSession]):
             raise InfraFailure("vLLM ended a request without an output", code="engine_failed")
         return output
 
-    def _read(self, session: VllmSession, output: Any) -> Completion:
+    def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
         """Convert vLLM's output. Raises InfraFailure if vLLM's prompt differs from the session's, or the output is incomplete."""
         if list(output.prompt_token_ids) != session.ids:
             raise InfraFailure("vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch")
@@ -450,7 +451,8 @@ class VllmEngine(Sessions[VllmSession]):
             message = f"{generated.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
             raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
         log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
-        return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length")
+        top_log_probs = [_most_likely(entry, top) for entry in values] if top else []
+        return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length", top_log_probs)
 
     def _convert(self, error: Exception) -> PixelisError:
         from vllm.exceptions import VLLMClientError
@@ -479,6 +481,12 @@ def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> l
         short.append(int(tokens[place]))
         place += next(images) if tokens[place] == image_token else 1
     return short
+
+
+def _most_likely(entry: Mapping[int, Any], top: int) -> list[tuple[int, float]]:
+    """The ``top`` tokens of one place. vLLM adds the generated one, whatever its rank; outside top_p values are -inf."""
+    likely = ((int(token), value.logprob) for token, value in entry.items() if value.rank <= top and math.isfinite(value.logprob))
+    return sorted(likely, key=lambda one: -one[1])
 
 
 def _number(*values: object) -> int:

@@ -173,8 +173,10 @@ def _redact_record(record: RecordT, redact: Redact) -> RecordT:
             update |= {"uri": f"stored:{record.id}", "frames": None}
         case ImageView():
             update["uri"] = ""
-        case Turn() if update["text"] != record.text:
-            update |= {"tokens": [], "log_probs": []}
+        case Turn():
+            update["top_log_probs"] = []
+            if update["text"] != record.text:
+                update |= {"tokens": [], "log_probs": []}
         case Action():
             update["arguments"] = redact_data(record.arguments)
         case Observation():

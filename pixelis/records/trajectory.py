@@ -62,13 +62,15 @@ class Turn(Record):
 
     ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the sampling distribution) has
     one entry per token of a generated turn and is empty for all others. The loss covers exactly the policy turns with ``learn``.
-    ``further_actions`` are the calls after ``action`` of a turn with several; a tool turn follows for each.
+    ``further_actions`` are the calls after ``action`` of a turn with several; a tool turn follows for each. ``top_log_probs`` are
+    the most likely tokens at each place of a generated turn, for a request that asks for them; they are never written.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str = ""
     tokens: list[int] = Field(default_factory=list)
     log_probs: list[float] = Field(default_factory=list)
+    top_log_probs: list[list[tuple[int, float]]] = Field(default_factory=list, exclude=True)
     images: list[str] = Field(default_factory=list)
     action: Action | None = None
     further_actions: list[Action] = Field(default_factory=list)

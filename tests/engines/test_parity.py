@@ -206,6 +206,32 @@ def test_log_probs_are_those_of_the_truncated_distribution(running: RunningEngin
     running.run(body)
 
 
+def test_the_most_likely_tokens_are_those_of_the_sampling_distribution(running: RunningEngine):
+    async def body(engine: Engine) -> None:
+        model, prompt = stock(running.family), Maker(running.family, seed=3).text(6)
+        top = {"plain": (1.3, 1.0, 20), "nucleus": (1.3, 0.001, 3), "greedy": (0.0, 1.0, 2), "silent": (1.0, 1.0, 0)}
+        settings = {name: SamplingParams(t, p, 6, seed=1, top_log_probs=n) for name, (t, p, n) in top.items()}
+        sessions = [await engine.open() for _ in settings]
+        turns = (session.generate(prompt, [], s) for session, s in zip(sessions, settings.values(), strict=True))
+        completions = dict(zip(settings, await asyncio.gather(*turns), strict=True))
+        assert completions["silent"].top_log_probs == []
+        nucleus = completions["nucleus"]  # of one token
+        assert nucleus.top_log_probs == [[(token, pytest.approx(0, abs=1e-5))] for token in nucleus.tokens]
+        for name, temperature, number in (("plain", 1.3, 20), ("greedy", 1.0, 2)):
+            completion = completions[name]
+            tokens = np.asarray([*prompt, *completion.tokens])
+            mask = np.arange(len(tokens)) >= len(prompt)
+            with torch.no_grad():
+                logits = stock_logits(model, TrainSample(tokens, mask, np.zeros(len(tokens), np.float32), 0.0, []))
+            allowed = logits.float().index_fill(1, torch.tensor(running.spec.banned), float("-inf"))
+            likely = torch.log_softmax(allowed / temperature, -1)[len(prompt) - 1 : -1].topk(number).values.numpy()
+            assert np.allclose([[value for _, value in place] for place in completion.top_log_probs], likely, atol=1e-4)
+            for place, token, log_prob in zip(completion.top_log_probs, completion.tokens, completion.log_probs, strict=True):
+                assert dict(place).get(token, log_prob) == pytest.approx(log_prob, abs=1e-5)
+
+    running.run(body)
+
+
 def test_a_seed_reproduces_samples_and_samples_of_one_prompt_differ(running: RunningEngine):
     async def body(engine: Engine) -> None:
         episode = Episode(Maker(running.family, seed=5), [[SIZES[0]], [SIZES[1]]])

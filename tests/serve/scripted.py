@@ -67,7 +67,7 @@ class ScriptedGenerator:
 
     async def pieces(self, turns: list[list[int]]) -> list[list[bytes]]:
         """An answer is told by its first letter, the second token."""
-        return [[b"<answer>" if token == 6 else chr(token - 1000).encode() for token in tokens] for tokens in turns]
+        return [[b"<answer>" if token < 1000 else chr(token - 1000).encode() for token in tokens] for tokens in turns]
 
     async def counters(self) -> dict[str, int]:
         return dict(self.counts)
@@ -158,6 +158,11 @@ class ScriptedGenerator:
         episodes = [
             self._episode(question, group_id, answers[i % len(answers)], request.operations) for i in range(request.samples)
         ]
+        for last in (t.turns[-1] for t, _ in episodes if request.sampling.top_log_probs):
+            last.top_log_probs = [
+                [(token + n, log_prob - n) for n in range(request.sampling.top_log_probs)]
+                for token, log_prob in zip(last.tokens, last.log_probs, strict=True)
+            ]
         group = Group(id=group_id, question=question, trajectories=[t for t, _ in episodes], policy_version=self.version)
         return group, {t.id: views for t, views in episodes}
 

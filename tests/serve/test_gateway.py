@@ -109,7 +109,7 @@ def test_several_choices_end_before_a_stop(client: openai.OpenAI) -> None:
 def test_answers_have_the_log_probs_of_their_tokens(client: openai.OpenAI) -> None:
     def ask(**options: Any) -> Any:
         question = messages("say 7,8,7,none", picture_url())
-        return client.chat.completions.create(model="pixelis-nano", messages=question, logprobs=True, **options)
+        return client.chat.completions.create(model="pixelis-nano", messages=question, **{"logprobs": True, **options})
 
     reply = ask(n=4)
     assert [[t.token for t in c.logprobs.content] if c.logprobs else None for c in reply.choices] == [["7"], ["8"], ["7"], None]
@@ -117,9 +117,16 @@ def test_answers_have_the_log_probs_of_their_tokens(client: openai.OpenAI) -> No
     assert (token.logprob, token.bytes, token.top_logprobs) == (-0.3, [55], [])
     streamed = [c.choices[0] for c in ask(stream=True) if c.choices and c.choices[0].logprobs]
     assert [(c.delta.content, c.logprobs.content[0].logprob) for c in streamed] == [("7", -0.3)]
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(top_logprobs=3)
-    assert caught.value.param == "top_logprobs"
+    (token,) = ask(top_logprobs=3).choices[0].logprobs.content
+    assert [(likely.token, likely.bytes, likely.logprob) for likely in token.top_logprobs] == [
+        ("7", [55], -0.3),
+        ("8", [56], -1.3),
+        ("9", [57], -2.3),
+    ]
+    for options in ({"top_logprobs": 21}, {"top_logprobs": -1}, {"top_logprobs": 3, "logprobs": False}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(**options)
+        assert caught.value.param == "top_logprobs"
 
 
 def test_no_answer_gives_a_refusal(client: openai.OpenAI) -> None:

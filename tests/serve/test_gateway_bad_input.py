@@ -163,7 +163,7 @@ CHAT_FIELDS: dict[str, dict[str, Any]] = {
     "nine replies": {"n": 9},
     "tools": {"tools": [{"type": "function"}]},
     "five stops": {"stop": ["x"] * 5},
-    "log-probs": {"logprobs": True, "top_logprobs": 3},
+    "many log-probs": {"logprobs": True, "top_logprobs": 21},
     "a penalty": {"presence_penalty": 1},
     "biased logits": {"logit_bias": {"50256": -100}},
     "a schema without end": {

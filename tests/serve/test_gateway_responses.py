@@ -80,6 +80,26 @@ def test_a_stream_has_openais_events(client: openai.OpenAI) -> None:
     assert follow_up.output_text == "8 1 of 1"
 
 
+def test_a_response_has_the_log_probs_that_it_includes(client: openai.OpenAI) -> None:
+    options: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    response = create(client, asked("say 7"), **options)
+    (token,) = response.output[-1].content[0].logprobs
+    assert (token.token, token.bytes, token.logprob, response.top_logprobs) == ("7", [55], -0.3, 2)
+    assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [("7", -0.3), ("8", -1.3)]
+    (token,) = create(client, asked("say 7"), include=options["include"]).output[-1].content[0].logprobs
+    assert (token.token, token.top_logprobs) == ("7", [])
+    with client.responses.stream(model="pixelis-nano", input=asked("say 7"), **options) as stream:
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response().output[-1].content[0].logprobs
+    assert [[likely.token for likely in event.logprobs[0].top_logprobs] for event in deltas] == [["7", "8"]]
+    assert [likely.token for likely in final[0].top_logprobs] == ["7", "8"]
+    assert create(client, asked("say 7")).output[-1].content[0].logprobs == []
+    for refused in ({"top_logprobs": 2}, {**options, "top_logprobs": 21}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(client, asked("say 7"), **refused)
+        assert caught.value.param == "top_logprobs"
+
+
 def test_a_repeated_request_is_the_same_response(client: openai.OpenAI) -> None:
     first = create(client, asked("say 7 once"), temperature=0)
     again = create(client, asked("say 7 once"), temperature=0)

@@ -107,7 +107,7 @@ def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
     [
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stop": ["a"] * 5}, "stop"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"presence_penalty": 0.5}, "presence_penalty"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
+from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
@@ -19,6 +19,7 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url, is_clip
+from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
@@ -167,7 +168,7 @@ class ChatRequest(NamesFiles):
     functions: list[Any] | None = None
     stop: text_or(Annotated[list[str], Field(max_length=MAX_STOPS)]) | None = None  # type: ignore[valid-type]
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -183,11 +184,12 @@ class ChatRequest(NamesFiles):
 
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
         """
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
         answers = self.answer_format()
         unsupported = {
             "tools": bool(self.tools),
             "functions": bool(self.functions),
-            "top_logprobs": bool(self.top_logprobs),  # engines report the chosen tokens alone
             "logit_bias": bool(self.logit_bias),
             "presence_penalty": bool(self.presence_penalty),
             "frequency_penalty": bool(self.frequency_penalty),
@@ -237,46 +239,6 @@ class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None
-
-
-class TokenLogProb(BaseModel):
-    """A token of an answer. ``logprob`` is natural, under the distribution that it was sampled from."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-    top_logprobs: list[Any] = Field(default_factory=list)
-
-
-class LogProbs(BaseModel):
-    """The tokens of an answer, as the policy wrote it: the first and last may hold a part of the markup around it."""
-
-    content: list[TokenLogProb]
-    refusal: None = None
-
-    @classmethod
-    def of(cls, trajectory: Trajectory, content: str, pieces: Sequence[bytes]) -> LogProbs | None:
-        """The tokens of the last policy turn that spell ``content``, or the answer of which it is the beginning.
-
-        ``pieces`` are the bytes of the turn's tokens. None if the turn does not spell the answer.
-        """
-        turn = next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
-        answer, text = (trajectory.answer or "").encode(), b"".join(pieces)
-        tag = text.rfind(b"<answer>")
-        start = text.find(answer, tag + len(b"<answer>")) if tag >= 0 else text.rfind(answer)
-        # In another sample's spelling the elected answer may be longer or shorter than this sample's own.
-        end = start + len(content.encode() if (trajectory.answer or "").startswith(content) else answer)
-        if start < 0 or not answer:
-            return None
-        ends = list(itertools.accumulate(map(len, pieces)))
-        rows = zip(pieces, ends, turn.log_probs, strict=True)
-        chosen = [(piece, log_prob) for piece, stop, log_prob in rows if stop > start and stop - len(piece) < end]
-        return cls(
-            content=[
-                TokenLogProb(token=piece.decode(errors="replace"), bytes=list(piece), logprob=log_prob)
-                for piece, log_prob in chosen
-            ]
-        )
 
 
 class Choice(BaseModel):
@@ -375,7 +337,8 @@ class ChatFormat:
             raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         answers = request.answer_format()
-        self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, answers=answers)
+        top = request.top_logprobs or 0
+        self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, top_log_probs=top, answers=answers)
         self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed)
         self.thoughts = ThoughtStream(config.dialogue.dialect)
         self.chunk: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
@@ -386,16 +349,12 @@ class ChatFormat:
         seconds = time.monotonic() - self.started
         completion = ChatCompletion.of(self.model, answer, seconds, self.n, self.stops)
         if self.log_probs:
-            await self._add_log_probs(agent, answer, completion)
+            trajectories = [trajectory for _, trajectory in choices(answer, self.n)]
+            contents = [choice.message.content for choice in completion.choices]
+            log_probs = await answer_log_probs(agent, [*zip(contents, trajectories, strict=True)])
+            for choice, of_answer in zip(completion.choices, log_probs, strict=True):
+                choice.logprobs = of_answer
         return completion.model_dump(mode="json")
-
-    async def _add_log_probs(self, agent: Agent, answer: Answer, completion: ChatCompletion) -> None:
-        samples = choices(answer, self.n)
-        turns = [next(turn for turn in reversed(t.turns) if turn.is_policy) if t.answer else None for _, t in samples]
-        pieces = await agent.router.pieces([turn.tokens if turn is not None else [] for turn in turns])
-        for choice, (_, trajectory), turn_pieces in zip(completion.choices, samples, pieces, strict=True):
-            if choice.message.content is not None and turn_pieces:
-                choice.logprobs = LogProbs.of(trajectory, choice.message.content, turn_pieces)
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
         """The cached completion with this request's id and times."""

@@ -119,6 +119,7 @@ def agent_query(
     remember: bool | Literal["later"] = True,
     max_tokens: int | None = None,
     top_p: float | None = None,
+    top_log_probs: int = 0,
     answers: AnswerFormat | None = None,
 ) -> AgentQuery:
     """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
@@ -149,7 +150,7 @@ def agent_query(
         clips=conversation.clips,
         history=conversation.history,
         samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
-        sampling=SamplingParams(temperature, top_p, tokens, seed, priority),
+        sampling=SamplingParams(temperature, top_p, tokens, seed, priority, top_log_probs),
         operations=operations and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
         max_turns=max_turns or config.dialogue.max_turns_test,
         learn=learn and bool(remember) and on_policy and operations and bool(conversation.images or conversation.clips),
@@ -184,6 +185,7 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "history": [exchange.model_dump() for exchange in query.history],
             "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images + query.clips],
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
+            "top_log_probs": sampling.top_log_probs,
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
             "answers": query.answers.text if query.answers is not None else None,
             "user": query.user,

@@ -64,13 +64,13 @@ class ResponseEvents:
         place = len(self.output) - 1
         return [self.event(f"response.output_item.{name}", output_index=place, item=item) for name in ("added", "done")]
 
-    def message(self, text: str | None, refusal: str | None) -> list[str]:
-        """The answer, or the reason why there is none."""
+    def message(self, text: str | None, refusal: str | None, log_probs: list[dict[str, Any]]) -> list[str]:
+        """The answer with those of its tokens, or the reason why there is none."""
         kind, name = ("output_text", "text") if text is not None else ("refusal", "refusal")
         content = (text if text is not None else refusal) or ""
-        part = {"type": kind, name: content, **({"annotations": [], "logprobs": []} if text is not None else {})}
+        part = {"type": kind, name: content, **({"annotations": [], "logprobs": log_probs} if text is not None else {})}
         item = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-        delta: dict[str, Any] = {"logprobs": []} if text is not None else {}
+        delta: dict[str, Any] = {"logprobs": log_probs} if text is not None else {}
         events, place = self._open(item, {**part, name: ""})
         events += [
             self.event(f"response.{kind}.delta", **place, delta=content, **delta),

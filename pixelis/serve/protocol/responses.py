@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
+from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
 from pixelis.records import new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
@@ -19,6 +20,7 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.files import NamesFiles, file_url, is_clip
+from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.openai import ChatCompletion, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
@@ -36,8 +38,9 @@ PREFIX = "resp_"
 RESPONSE_ID = r"^resp_[0-9a-f]{16}$"
 MAX_ITEMS = 16 * MAX_EXCHANGES
 """Longest list of input items, those of earlier outputs included."""
-INCLUDED = ("reasoning.encrypted_content", "message.input_image.image_url")
-"""Values of ``include`` without an effect: nothing is encrypted, and the input is the caller's own."""
+LOG_PROBS = "message.output_text.logprobs"
+INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
+"""Values of ``include``. The last two have no effect: nothing is encrypted, and the input is the caller's own."""
 PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video", "input_file")
 CONTENTS: dict[str, tuple[str, Literal["image", "video", "file"] | None]] = {
     "refusal": ("refusal", None),
@@ -146,7 +149,7 @@ class ResponsesRequest(NamesFiles):
     truncation: str | None = None
     tools: list[Any] | None = None
     max_tool_calls: int | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
     background: bool | None = None
     conversation_: Any = Field(None, alias="conversation")
     prompt: Any = None
@@ -177,10 +180,11 @@ class ResponsesRequest(NamesFiles):
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
         """
         text, reasoning = self.text or {}, self.reasoning or {}
+        if self.top_logprobs and LOG_PROBS not in (self.include or ()):
+            raise ApiError(400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs")
         unsupported = {
             "tools": bool(self.tools),
             "max_tool_calls": self.max_tool_calls is not None,
-            "top_logprobs": bool(self.top_logprobs),
             "background": bool(self.background),
             "conversation": self.conversation_ is not None,
             "prompt": self.prompt is not None,
@@ -233,6 +237,7 @@ class ResponseObject(BaseModel):
     reasoning: dict[str, Any] = Field(default_factory=lambda: {"effort": None, "summary": None})
     truncation: Literal["disabled"] = "disabled"
     metadata: dict[str, str] = Field(default_factory=dict)
+    top_logprobs: int = 0
     usage: dict[str, Any] | None = None
     pixelis: PixelisFields | None = None
 
@@ -252,9 +257,19 @@ class ResponsesFormat:
         stored = request.store is not False
         tokens, top_p = request.max_output_tokens, request.top_p
         answers = request.answer_format()
-        self.query = agent_query(config, request, max_tokens=tokens, top_p=top_p, remember=stored, learn=stored, answers=answers)
+        self.log_probs = LOG_PROBS in (request.include or ())
+        self.query = agent_query(
+            config,
+            request,
+            max_tokens=tokens,
+            top_p=top_p,
+            top_log_probs=request.top_logprobs or 0,
+            remember=stored,
+            learn=stored,
+            answers=answers,
+        )
         self.query = dataclasses.replace(self.query, experience_id=new_id("exp"))
-        self.cache_key = reply_cache_key("/v1/responses", self.query, request.seed)
+        self.cache_key = reply_cache_key(f"/v1/responses {self.log_probs}", self.query, request.seed)
         self.base = ResponseObject(
             id=PREFIX + (self.query.experience_id or "").removeprefix("exp_"),
             created_at=int(time.time()),
@@ -268,6 +283,7 @@ class ResponsesFormat:
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},
             text={"format": {"type": "text"}, **(request.text or {})},
+            top_logprobs=request.top_logprobs or 0,
         )
         self.events = ResponseEvents(config.dialogue.dialect)
         self.thoughts = ThoughtStream(config.dialogue.dialect)
@@ -279,7 +295,10 @@ class ResponsesFormat:
         items = ResponseEvents(answer.winner.dialect)
         for turn in answer.winner.turns:
             items.turn(turn)
-        items.message(choice.message.content, choice.message.refusal)
+        log_probs = None
+        if self.log_probs:
+            (log_probs,) = await answer_log_probs(agent, [(choice.message.content, answer.winner)])
+        items.message(choice.message.content, choice.message.refusal, log_probs.model_dump()["content"] if log_probs else [])
         truncated = choice.finish_reason == "length"
         changes = {
             "completed_at": int(time.time()),
@@ -329,7 +348,7 @@ class ResponsesFormat:
         else:  # a cached response, or the policy answered at once
             events = [event for item in reply["output"][:-1] for event in self.events.item(item)]
         (part,) = reply["output"][-1]["content"]
-        events += self.events.message(part.get("text"), part.get("refusal"))
+        events += self.events.message(part.get("text"), part.get("refusal"), part.get("logprobs", []))
         response = {**reply, "output": self.events.output}
         return [*events, self.events.event(f"response.{reply['status']}", response=response)]
 
