@@ -21,7 +21,8 @@ from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
 from pixelis.serve.protocol.experiences import FeedbackRequest
-from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, LogProbs, Usage
+from pixelis.serve.protocol.log_probs import LogProbs
+from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
 from pixelis.serve.protocol.question import Conversation, agent_query, check_data_urls, check_question, reply_cache_key
 
 PICTURE = "data:image/png;base64,AAAA"
@@ -478,8 +479,10 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, a
         place += size
     pieces = [piece for piece in pieces if piece]
     turn = Turn(role="assistant", tokens=list(range(len(pieces))), log_probs=[-float(i) for i in range(len(pieces))])
+    turn.top_log_probs = [[(7, -float(i))] * (i % 3) for i in range(len(pieces))]
+    top = [f"{i}".encode() for i in range(len(pieces)) for _ in range(i % 3)]
     trajectory = Trajectory(question_id="q", turns=[turn], answer=answer)
-    found = LogProbs.of(trajectory, answer, pieces)
+    found = LogProbs.of(trajectory, answer, pieces, top)
     assert found is not None
     spelled = b"".join(bytes(token.bytes) for token in found.content)
     assert answer.encode() in spelled
@@ -487,7 +490,10 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, a
     assert [token.logprob for token in found.content] == [-float(i) for i in range(len(pieces))][
         int(-found.content[0].logprob) : int(-found.content[-1].logprob) + 1
     ]
-    assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces)) is None or answer == "x" * len(answer)
+    for token in found.content:
+        place = int(-token.logprob)
+        assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [(str(place), token.logprob)] * (place % 3)
+    assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
 
 
 def test_a_request_has_the_services_priority_or_its_own() -> None:
