@@ -18,6 +18,7 @@ JOBS = {
     "ranks": "find a LoRA rank for each layer from a full fine-tune",
     "evaluate": "evaluate a policy on held-out questions",
     "ablate": "compare arms of a recipe over several seeds: means, intervals, tests, curves",
+    "rate": "let people compare two policies blindly, and analyse their ratings",
     "answer": "answer a file of questions and write answers with trajectories",
     "serve": "serve the agent over HTTP and learn from its traffic",
     "export": "write a PEFT adapter or a merged Hugging Face model",

@@ -1,7 +1,7 @@
 """Renders the templates of this package with Jinja2.
 
-A page is one file without scripts and without network access. Values from models, datasets and users are hostile: Jinja2 escapes
-every value, and ``filters.clean`` removes invisible characters first. Templates never use ``safe``.
+A page is one file without network access; only that of ratings has a script. Values from models, datasets and users are hostile:
+Jinja2 escapes every value, and ``filters.clean`` removes invisible characters first. Templates never use ``safe``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ _environment.globals["line_chart"] = line_chart
 def render(template: str, **values: Any) -> str:
     """The document of a template. Raises jinja2.UndefinedError when it uses a value that is missing."""
     return _environment.get_template(template).render(values)
+
+
+def source(template: str) -> str:
+    """The text of a template."""
+    assert _environment.loader is not None
+    return _environment.loader.get_source(_environment, template)[0]
 
 
 def write_page(path: Path, document: str) -> Path:

@@ -1,0 +1,304 @@
+"""Blind comparisons by people: pairs of episodes of two arms, what raters say of them, and the statistics of that.
+
+The rater sees both episodes of a question side by side, without truth, reward or arm; a `RatingKey` knows which side is which.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pixelis.errors import BadInput
+from pixelis.evaluation.ablation import cohen_d, holm
+from pixelis.evaluation.agreement import cohen_kappa, fleiss_kappa, icc, icc_interval
+from pixelis.evaluation.statistics import bootstrap_mean, paired_p, wilson
+from pixelis.records import Group, Trajectory
+from pixelis.records.question import Record, new_id
+
+CHECK_SHARE = 0.05
+"""Share of items that show the same episode on both sides. Only `equal` is a right preference."""
+HASTY_S = 30.0
+DISPUTED = 1.5
+"""Standard deviation between raters above which an item needs an expert."""
+RESAMPLES = 2_000
+
+Arm = Literal["a", "b"]
+ARMS: tuple[Arm, Arm] = ("a", "b")
+Point = Annotated[int, Field(ge=1, le=5)]
+SCALES = ("coherence", "efficiency", "thoroughness")
+
+
+class SideRating(Record):
+    """What a rater says of one episode: whether its answer is right, and three scales from 1 to 5."""
+
+    correct: bool
+    coherence: Point
+    efficiency: Point
+    thoroughness: Point
+
+
+class ItemRating(Record):
+    """What a rater says of a pair; ``seconds`` with the pair on the screen."""
+
+    item: Annotated[str, Field(max_length=80)]
+    left: SideRating
+    right: SideRating
+    preference: Literal["left", "right", "equal"]
+    confidence: Point
+    comment: Annotated[str, Field(max_length=5_000)] = ""
+    seconds: Annotated[float, Field(ge=0)]
+
+
+class RatingFile(Record):
+    """The file that the page saves for a rater."""
+
+    page: Annotated[str, Field(max_length=80)]
+    rater: Annotated[str, Field(min_length=1, max_length=200)]
+    ratings: Annotated[list[ItemRating], Field(max_length=10_000)]
+
+
+class KeyItem(Record):
+    """Arm on each side of an item. ``stratum``: the operations that either episode used."""
+
+    question: str
+    left: Arm
+    right: Arm
+    stratum: str
+
+    @property
+    def is_check(self) -> bool:
+        """Whether both sides show the same episode."""
+        return self.left == self.right
+
+
+class RatingKey(Record):
+    """What raters must not see: the arms by side. Stored beside the page as key.json."""
+
+    page: str = Field(default_factory=lambda: new_id("page"))
+    arms: dict[Arm, str]
+    seed: int
+    items: dict[str, KeyItem]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An item of the page."""
+
+    item: str
+    group: Group
+    left: Trajectory
+    right: Trajectory
+
+
+def draw_pairs(
+    a: Sequence[Group], b: Sequence[Group], names: tuple[str, str], count: int, seed: int
+) -> tuple[RatingKey, list[Pair]]:
+    """Draw up to ``count`` questions that both arms answered, evenly from all strata, and add the checks; in random order.
+
+    Compares the first episode of each. Raises BadInput if the arms share no question.
+    """
+    rng = random.Random(seed)
+    first, second = ({g.question.id: g for g in groups if g.trajectories} for groups in (a, b))
+    strata: dict[str, list[str]] = defaultdict(list)
+    for question in sorted(first.keys() & second.keys()):
+        strata[_stratum(first[question].trajectories[0], second[question].trajectories[0])].append(question)
+    if not strata:
+        raise BadInput("the two evaluations share no answered question", fix="evaluate both policies on the same set")
+    for questions in strata.values():
+        rng.shuffle(questions)
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(strata[name] for name in sorted(strata))))
+    drawn = list(itertools.islice((question for question in in_turn if question is not None), count))
+    checks = rng.sample(drawn, max(1, round(CHECK_SHARE * len(drawn))))
+    items, pairs = dict[str, KeyItem](), list[Pair]()
+    for question, is_check in rng.sample(shown := [(q, False) for q in drawn] + [(q, True) for q in checks], len(shown)):
+        sides: list[Arm] = ["a", "b"]
+        rng.shuffle(sides)
+        left, right = (sides[0], sides[0]) if is_check else sides
+        episodes = {"a": first[question].trajectories[0], "b": second[question].trajectories[0]}
+        item = f"{len(pairs) + 1:03d}"
+        items[item] = KeyItem(question=question, left=left, right=right, stratum=_stratum(*episodes.values()))
+        pairs.append(Pair(item, first[question], episodes[left], episodes[right]))
+    return RatingKey(arms={"a": names[0], "b": names[1]}, seed=seed, items=items), pairs
+
+
+def _stratum(*episodes: Trajectory) -> str:
+    return "+".join(sorted({action.op for episode in episodes for action in episode.actions})) or "no operation"
+
+
+def _preference(rating: ItemRating, key: KeyItem) -> float:
+    """1 for arm a, -1 for arm b, 0 for neither."""
+    return 0.0 if rating.preference == "equal" else 1.0 if getattr(key, rating.preference) == "a" else -1.0
+
+
+def _of(arm: Arm, rating: ItemRating, key: KeyItem) -> SideRating:
+    return rating.left if key.left == arm else rating.right
+
+
+def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
+    """Results of all raters: arms compared by question, agreement of the raters, quality of the ratings.
+
+    A question counts with the mean of its raters. p values are those of paired permutation tests, corrected by Holm over the
+    preference and the four ratings. Raises BadInput for another page's ratings, unknown items, a rater who comes twice, or fewer
+    than two rated questions.
+    """
+    by_item = _by_item(key, files)
+    rated = {item: of for item, of in by_item.items() if of and not key.items[item].is_check}
+    if len(rated) < 2:
+        raise BadInput(f"{len(rated)} questions are rated", fix="collect the ratings of at least two questions")
+    preferences = [statistics.fmean(_preference(r, key.items[i]) for r in of) for i, of in rated.items()]
+    comparisons = [_compared("preference", preferences)]
+    for name in ("correct", *SCALES):
+        means = {arm: [statistics.fmean(_values(name, arm, of, key.items[i])) for i, of in rated.items()] for arm in ARMS}
+        row = _compared(name, [a - b for a, b in zip(means["a"], means["b"], strict=True)])
+        comparisons.append(row | {arm: statistics.fmean(of) for arm, of in means.items()})
+    for row, corrected in zip(comparisons, holm([row["p"] for row in comparisons]), strict=True):
+        row["p_holm"] = corrected
+    votes = [_preference(r, key.items[i]) for i, of in rated.items() for r in of]
+    wins, losses = votes.count(1.0), votes.count(-1.0)
+    return {
+        "arms": key.arms,
+        "questions": len(rated),
+        "strata": {name: sum(key.items[i].stratum == name for i in rated) for name in {key.items[i].stratum for i in rated}},
+        "preferred": {"a": wins, "b": losses, "equal": votes.count(0.0), "share_a_ci95": wilson(wins, wins + losses)},
+        "comparisons": comparisons,
+        "agreement": _agreement(key, files, rated),
+        "raters": [_rater(key, file) for file in files],
+        "disputed": sorted(i for i, of in rated.items() if _spread(of) > DISPUTED),
+    }
+
+
+def _by_item(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, list[ItemRating]]:
+    names = [file.rater for file in files]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise BadInput(f"several files of {', '.join(sorted(repeated))}", fix="pass the last file of each rater")
+    by_item: dict[str, list[ItemRating]] = {item: [] for item in key.items}
+    for file in files:
+        if file.page != key.page:
+            raise BadInput(
+                f"{file.rater} rated the page {file.page}, not {key.page}", fix="pass the key and the ratings of one page"
+            )
+        items = [rating.item for rating in file.ratings]
+        if len(set(items)) < len(items) or not set(items) <= by_item.keys():
+            raise BadInput(
+                f"the ratings of {file.rater} have repeated or unknown items", fix="pass the file as the page saved it"
+            )
+        for rating in file.ratings:
+            by_item[rating.item].append(rating)
+    return by_item
+
+
+def _compared(name: str, differences: Sequence[float]) -> dict[str, Any]:
+    """Arm a minus arm b, one difference for each question."""
+    return {
+        "name": name,
+        "difference": statistics.fmean(differences),
+        "ci95": list(bootstrap_mean(differences)),
+        "effect": cohen_d(np.asarray(differences)),
+        "p": paired_p(differences),
+    }
+
+
+def _values(name: str, arm: Arm, ratings: Sequence[ItemRating], key: KeyItem) -> list[float]:
+    return [float(getattr(_of(arm, rating, key), name)) for rating in ratings]
+
+
+def _spread(ratings: Sequence[ItemRating]) -> float:
+    """Largest standard deviation between raters over the scales of both sides."""
+    sides = [[rating.left for rating in ratings], [rating.right for rating in ratings]]
+    scales = [[float(getattr(rating, name)) for rating in of] for of in sides for name in SCALES]
+    return max((statistics.stdev(values) for values in scales if len(values) > 1), default=0.0)
+
+
+def _rater(key: RatingKey, file: RatingFile) -> dict[str, Any]:
+    checks = [r.preference == "equal" for r in file.ratings if key.items[r.item].is_check]
+    seconds = [r.seconds for r in file.ratings]
+    return {
+        "rater": file.rater,
+        "items": len(file.ratings),
+        "checks_passed": sum(checks),
+        "checks": len(checks),
+        "seconds": statistics.median(seconds) if seconds else None,
+        "hasty": sum(s < HASTY_S for s in seconds),
+    }
+
+
+def _agreement(key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]) -> dict[str, Any]:
+    """Kappas and intraclass correlations over what all raters rated, with 95 % intervals; empty for one rater."""
+    items = [item for item, of in rated.items() if len(of) == len(files)]
+    if len(files) < 2 or len(items) < 2:
+        return {}
+    preferences = [[_preference(r, key.items[i]) for r in rated[i]] for i in items]
+    correct = [_values("correct", arm, rated[i], key.items[i]) for i in items for arm in ARMS]
+    agreement: dict[str, Any] = {"items": len(items)}
+    for name, table in (("preference", preferences), ("correct", correct)):
+        agreement[name] = {
+            "fleiss_kappa": _with_interval(fleiss_kappa, table),
+            "cohen_kappa": _with_interval(cohen_kappa, table),
+        }
+    for name in SCALES:
+        table = [_values(name, arm, rated[i], key.items[i]) for i in items for arm in ARMS]
+        agreement[name] = {"icc": {"value": icc(table), "ci95": icc_interval(table)}}
+    return agreement
+
+
+def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The statistic with its percentile bootstrap interval over items; None where it is undefined."""
+    rows, rng = np.asarray(table), np.random.default_rng(0)
+    draws = (statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES))
+    known = [value for value in draws if value is not None]
+    interval = [float(end) for end in np.percentile(known, [2.5, 97.5])] if known else None
+    return {"value": statistic(rows), "ci95": interval}
+
+
+def describe(report: Mapping[str, Any]) -> list[str]:
+    """The lines that `pixelis rate results` prints."""
+    a, b = report["arms"]["a"], report["arms"]["b"]
+    preferred = report["preferred"]
+    low, high = preferred["share_a_ci95"]
+    lines = [f"a = {a}", f"b = {b}", "", f"{report['questions']} questions, {len(report['raters'])} raters"]
+    decided = preferred["a"] + preferred["b"]
+    if decided:
+        share = f"{preferred['a'] / decided:.3f} [{low:.3f}, {high:.3f}]"
+        lines.append(f"preferred: a {preferred['a']}, b {preferred['b']}, equal {preferred['equal']}; a of the decided {share}")
+    lines += ["", f"{'':<14}{'a':>7}{'b':>7}{'a - b':>9}  95 % interval       d      p (Holm)"]
+    for row in report["comparisons"]:
+        means = "".join(f"{row[arm]:7.2f}" if arm in row else f"{'':7}" for arm in ("a", "b"))
+        effect = f"{row['effect']:6.2f}" if row["effect"] is not None else f"{'–':>6}"
+        low, high = row["ci95"]
+        lines.append(
+            f"{row['name']:<14}{means}{row['difference']:+9.3f}  [{low:+.3f}, {high:+.3f}]  {effect}  {row['p_holm']:10.4f}"
+        )
+    if report["agreement"]:
+        lines += ["", f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions"]
+        for name, measures in report["agreement"].items():
+            lines += [f"  {name:<14}{_measure(measure, found)}" for measure, found in measures.items()] if name != "items" else []
+    lines.append("")
+    for rater in report["raters"]:
+        lines.append(
+            f"{rater['rater']}: {rater['items']} items, checks passed {rater['checks_passed']} of {rater['checks']}, "
+            f"{rater['hasty']} items in less than {HASTY_S:.0f} s"
+        )
+    if report["disputed"]:
+        lines.append(f"an expert should decide the items {', '.join(report['disputed'])}: the raters disagree")
+    return lines
+
+
+def _measure(measure: str, found: Mapping[str, Any]) -> str:
+    if found["value"] is None:
+        return f"{measure} is undefined: the raters never vary"
+    interval = "" if found["ci95"] is None else " [{:.3f}, {:.3f}]".format(*found["ci95"])
+    word = f", {_WORDS[sum(found['value'] >= limit for limit in _LIMITS)]}" if measure == "icc" else ""
+    return f"{measure} {found['value']:.3f}{interval}{word}"
+
+
+_LIMITS = (0.4, 0.6, 0.75)
+_WORDS = ("poor", "fair", "good", "excellent")
+"""Of an intraclass correlation below 0.4, 0.6, 0.75 and above (Cicchetti, Psychological Assessment 1994)."""

@@ -1,0 +1,147 @@
+"""Let people compare two policies blindly: a page with pairs of episodes, and the statistics of what raters said.
+
+usage: pixelis rate page A B --out DIR [--count N] [--seed N]
+       pixelis rate results DIR RATINGS.json [RATINGS.json ...]
+
+A and B are files trajectories-NAME.jsonl of two evaluations of the same questions, made with evaluate.images=true so that the
+page can show what the policies saw. `page` draws N questions (100), evenly over the operations that were used, and writes
+DIR/page.html for the raters and DIR/key.json, which says who is left and right: keep it from them. The page is one file, needs
+no network, and saves a rater's answers as a file.
+
+`results` prints and writes to DIR/ratings.json: preference and ratings of A against B with 95 % intervals and corrected p
+values, the raters' agreement (Fleiss' and Cohen's kappa, intraclass correlations), hasty or inattentive raters, disputed items.
+Leave out a rater by leaving out the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+from pydantic import ValidationError
+
+from pixelis.actors.report import load_pictures
+from pixelis.config import ToolboxConfig
+from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.evaluation.ratings import Pair, RatingFile, RatingKey, analyse, describe, draw_pairs
+from pixelis.jobs.command import CommandParser, run_command
+from pixelis.policy.checkpoint import write_json
+from pixelis.records import Group, Question, Trajectory
+from pixelis.telemetry.html.episode import EpisodePage
+from pixelis.telemetry.html.rating_page import RatingItem, render_ratings
+from pixelis.telemetry.html.render import write_page
+
+Content = TypeVar("Content", RatingKey, RatingFile)
+MAX_RATING_BYTES = 50_000_000
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.rate`."""
+    run_command("rate", __doc__, lambda words: _run(_parse(words)))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    if arguments.order == "page":
+        make_page(arguments.a, arguments.b, arguments.out, arguments.count, arguments.seed)
+    else:
+        show_results(arguments.folder, arguments.ratings)
+
+
+def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
+    """Write ``out/page.html`` and ``out/key.json``. MissingFile, BadInput."""
+    if (out / "key.json").exists():
+        raise BadConfig(f"{out} holds a page that may be with raters already", fix="name another --out")
+    key, pairs = draw_pairs(_groups(a), _groups(b), (str(a), str(b)), count, seed)
+    folders = {"a": a.parent, "b": b.parent}
+    items = [_item(pair, folders[key.items[pair.item].left], folders[key.items[pair.item].right]) for pair in pairs]
+    page = write_page(out / "page.html", render_ratings(key.page, items))
+    write_json(out / "key.json", key.model_dump())
+    checks = sum(item.is_check for item in key.items.values())
+    print(f"{len(pairs) - checks} questions and {checks} attention checks")
+    print(f"page  {page}  ({page.stat().st_size / 1e6:.1f} MB): send it to the raters")
+    print(f"key   {out / 'key.json'}: keep it from them")
+    print(f"then  pixelis rate results {out} RATINGS.json ...")
+
+
+def show_results(folder: Path, files: Sequence[Path]) -> None:
+    """Print the results and write ``folder/ratings.json``. MissingFile, BadInput."""
+    key = _read(folder / "key.json", RatingKey)
+    report = analyse(key, [_read(file, RatingFile) for file in files])
+    write_json(folder / "ratings.json", report)
+    print("\n".join(describe(report)))
+
+
+def _groups(file: Path) -> list[Group]:
+    _require(file)
+    try:
+        groups = [Group.model_validate_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except ValidationError as error:
+        raise BadInput(
+            f"{file} is no file of trajectories: {error.errors()[0]['msg']}", fix="name a trajectories-NAME.jsonl"
+        ) from None
+    images = [view for group in groups for trajectory in group.trajectories for view in trajectory.images]
+    if images and not any(view.uri for view in images):
+        raise BadInput(f"{file} has no pictures beside it", fix="evaluate with evaluate.images=true")
+    return groups
+
+
+def _item(pair: Pair, left: Path, right: Path) -> RatingItem:
+    sides = (_episode(pair.group.question, trajectory, folder) for trajectory, folder in ((pair.left, left), (pair.right, right)))
+    return RatingItem(pair.item, *sides)
+
+
+def _episode(question: Question, trajectory: Trajectory, folder: Path) -> EpisodePage:
+    pictures: dict[str, np.ndarray] = {}
+    for view in trajectory.images:
+        path = (folder / view.uri).resolve()
+        if view.uri and path.is_relative_to(folder.resolve()) and path.is_file():
+            with Image.open(path) as image:
+                pictures[view.id] = np.asarray(image.convert("RGB"))
+    for media in question.media:
+        pictures |= load_pictures(media, trajectory, ToolboxConfig())
+    return EpisodePage(question=question, trajectory=trajectory, pictures=pictures)
+
+
+def _read(file: Path, kind: type[Content]) -> Content:
+    _require(file)
+    if file.stat().st_size > MAX_RATING_BYTES:
+        raise BadInput(f"{file} is larger than {MAX_RATING_BYTES // 1_000_000} MB", fix="pass the file as the page saved it")
+    try:
+        return kind.model_validate_json(file.read_text(encoding="utf-8"))
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} does not hold ratings: {error!s:.200}", fix="pass the file as the page saved it") from None
+
+
+def _require(file: Path) -> None:
+    if not file.is_file():
+        raise MissingFile(f"no file {file}", fix="pixelis rate --help")
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = CommandParser("rate")
+    orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
+    page = orders.add_parser("page")
+    page.add_argument("a", metavar="A", type=Path)
+    page.add_argument("b", metavar="B", type=Path)
+    page.add_argument("--out", metavar="DIR", type=Path, required=True)
+    page.add_argument("--count", type=_positive, default=100)
+    page.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+    results = orders.add_parser("results")
+    results.add_argument("folder", metavar="DIR", type=Path)
+    results.add_argument("ratings", metavar="RATINGS.json", type=Path, nargs="+")
+    return parser.parse_args(words)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 2:
+        raise BadConfig(f"--count is a whole number from 2, not {text!r:.40}", fix="pixelis rate --help")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()
