@@ -4,92 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import pi, sin
 
 import cv2
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from benchmarks import operation_datasets as sets
 from benchmarks.harness import Report
 from benchmarks.operation_quality import call
 from pixelis.config import ToolboxConfig
+from pixelis.evaluation.tracking import TrackingScores
 from pixelis.operations.video import Clip, open_clip
 
 Edges = Sequence[float]
 Tracks = list[dict[int, Edges]]
 """For each object, its edges in pixels (left, top, right, bottom) in the frames that show it."""
-ALPHAS = np.arange(0.05, 0.99, 0.05)
-
-
-@dataclass
-class Scores:
-    """Counts over clips, from which HOTA, IDF1 and MOTA follow."""
-
-    hota: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP [A]."""
-    identities: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    """IDTP, boxes of the truth, boxes of the result."""
-    clear: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    """FN + FP, identity switches, boxes of the truth."""
-
-    def add(self, truth: Tracks, result: Tracks) -> None:
-        """Count a clip.
-
-        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA: Bernardin and
-        Stiefelhagen 2008.
-        """
-        frames = sorted({frame for track in (*truth, *result) for frame in track})
-        alike = np.array([[[_iou(t.get(f), r.get(f)) for r in result] for t in truth] for f in frames])
-        real, found = (np.array([[f in track for track in tracks] for f in frames]) for tracks in (truth, result))
-        self._add_hota(alike, real, found)
-        self._add_identities(alike, real, found)
-        self._add_clear(alike, real, found)
-
-    def _add_hota(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
-        counts = real.sum(0)[:, None] + found.sum(0)[None]
-        share = alike / np.maximum(1e-9, alike.sum(1, keepdims=True) + alike.sum(2, keepdims=True) - alike)
-        potential = share.sum(0)
-        alignment = potential / (counts - potential)
-        matches = np.zeros((len(ALPHAS), *alignment.shape))
-        for iou in alike:
-            for row, column in zip(*linear_sum_assignment(-alignment * iou), strict=True):
-                matches[:, row, column] += (iou[row, column] > 0) & (iou[row, column] >= ALPHAS - 1e-9)
-        hits = matches.sum((1, 2))
-        association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
-        self.hota.append((np.stack([hits, real.sum() - hits, found.sum() - hits]), association))
-
-    def _add_identities(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
-        common = (alike >= 0.5).sum(0)
-        rows, columns = linear_sum_assignment(-common)
-        self.identities += common[rows, columns].sum(), real.sum(), found.sum()
-
-    def _add_clear(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
-        partner: dict[int, int] = {}
-        hits = switches = 0
-        for iou in alike:
-            # A pair of the frame before stays a pair where it can.
-            kept = np.array([[partner.get(row) == column for column in range(iou.shape[1])] for row in range(iou.shape[0])])
-            for row, column in zip(*linear_sum_assignment(-(iou + kept) * (iou >= 0.5)), strict=True):
-                if iou[row, column] >= 0.5:
-                    hits += 1
-                    switches += partner.get(row, column) != column
-                    partner[row] = column
-        self.clear += real.sum() + found.sum() - 2 * hits, switches, real.sum()
-
-    def __str__(self) -> str:
-        hits, misses, extra = np.sum([counts for counts, _ in self.hota], 0)
-        association = np.sum([score for _, score in self.hota], 0) / np.maximum(1, hits)
-        hota = float(np.sqrt(hits / np.maximum(1, hits + misses + extra) * association).mean())
-        idtp, real, found = self.identities
-        return f"HOTA {hota:.3f}, IDF1 {2 * idtp / (real + found):.3f}, MOTA {1 - self.clear[:2].sum() / self.clear[2]:.3f}"
-
-
-def _iou(one: Edges | None, other: Edges | None) -> float:
-    import clips
-
-    return 0.0 if one is None or other is None else clips.overlap(one, other)
 
 
 @dataclass(frozen=True)
@@ -115,7 +45,7 @@ def run(report: Report, thin: int) -> None:
         "three objects that cross": lambda: [_crossing(clip, count) for clip in ("BIKES", "BUNNY")[::thin]],
     }
     for group, build in groups.items():
-        ours, bare, seconds = Scores(), Scores(), np.zeros(2)
+        ours, bare, seconds = TrackingScores(), TrackingScores(), np.zeros(2)
         scenarios = build()
         for scenario in scenarios:
             clip = open_clip(scenario.data, ToolboxConfig())

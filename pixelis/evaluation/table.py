@@ -6,6 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 PARTS = ("splits", "tasks", "categories")
+SCORE_NAMES = {
+    "shown": "thing in view",
+    "iou": "IoU of the outline",
+    "right_object": "right object",
+    "read": "characters read",
+    "frames_f1": "F1 of the frames",
+    "track_iou": "IoU of the track",
+    "cer": "character error rate",
+}
+"""What the scores of ``capabilities`` are, in words."""
 
 
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -43,10 +53,22 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _difference("gain by operations", summary["operations_gain"])
     if "baseline" in summary:
         yield from _difference("minus baseline", summary["baseline"])
+    if "capabilities" in summary:
+        yield from _capabilities(summary["capabilities"])
     use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
     yield "pixel reasoning", use
     if summary["unscored"]:
         yield "unscored", ", ".join(f"{cause} {count}" for cause, count in summary["unscored"].items())
+
+
+def _capabilities(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for op, part in result["operations"].items():
+        score = f"{SCORE_NAMES[part['score']]} {_value(part['mean'], part['ci95'])}, " if "score" in part else ""
+        yield op, f"{score}used in {part['used']:.3f} of {part['n']}"
+        if "hota" in part:
+            yield "tracks", f"HOTA {part['hota']:.3f}, IDF1 {part['idf1']:.3f}, MOTA {part['mota']:.3f}"
+    order = _value(result["order"]["mean"], result["order"]["ci95"])
+    yield "expected calls", f"in order in {order}, {result['unnecessary']:.2f} unnecessary ones by episode"
 
 
 def _difference(name: str, pair: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

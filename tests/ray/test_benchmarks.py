@@ -24,7 +24,17 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if "def main" in p.read_text(encoding="utf-8"))
 NAMES.remove("service_load")  # the load generator, which `service` starts
 REQUIREMENTS = {"grpo_step": "trl"}
-LONG = {"async_overlap", "coordinator", "curriculum", "data_stream", "every_preset", "gpu", "learning_trap", "operations"}
+LONG = {
+    "async_overlap",
+    "capabilities",
+    "coordinator",
+    "curriculum",
+    "data_stream",
+    "every_preset",
+    "gpu",
+    "learning_trap",
+    "operations",
+}
 LONG |= {"rank_recovery", "service", "soak"}
 """Benchmarks whose smoke run takes half a minute, most of it to start jobs or models."""
 OWN_PROCESS = {"memory"}

@@ -1,0 +1,245 @@
+"""How well a policy uses each operation: the calls of its episodes against those that a question needs.
+
+A question names the latter in ``meta.expected_calls``, with the truth about what they should show (`ExpectedCall`). What an
+operation itself can do is measured elsewhere: here a call that is not made scores 0, and one in the wrong place what it shows.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from rapidfuzz.distance import LCSseq, Levenshtein
+
+from pixelis.errors import BadInput, OperationError
+from pixelis.evaluation.metrics import interval_of
+from pixelis.evaluation.tracking import TrackingScores
+from pixelis.operations import masks
+from pixelis.operations.geometry import chain, to_root
+from pixelis.operations.operation import MADE
+from pixelis.records import Action, Box, Group, Observation, Record, Trajectory
+from pixelis.rewards.scorers import box_iou
+
+MIN_COVERED = 0.95
+"""Share of a thing that a view must contain to show it."""
+MIN_VIEW_SHARE = 0.3
+"""Share of a view's width or height that a thing must take up to be judged."""
+MIN_OBJECT_IOU = 0.5
+"""IoU from which on a segmented object is the expected one."""
+
+
+class ExpectedCall(Record):
+    """A call that a question needs, and the truth about what it should show.
+
+    ``box`` (0..1) and ``mask`` (COCO run lengths) are those of a thing in the picture ``media``, or in ``frame`` of a clip.
+    ``text`` is what stands there, ``track`` its box by frame, ``frames`` are the numbers to select.
+    """
+
+    op: str
+    media: str = "img0"
+    frame: int | None = None
+    box: Box | None = None
+    mask: dict[str, Any] | None = None
+    text: str | None = None
+    track: dict[int, Box] | None = None
+    frames: list[int] | None = None
+
+
+_EXPECTED = TypeAdapter(list[ExpectedCall])
+
+
+@dataclass(frozen=True)
+class Call:
+    """An executed call of an episode; ``images`` are all of the episode's."""
+
+    action: Action
+    observation: Observation
+    trajectory: Trajectory
+
+
+def expected_calls(group: Group) -> list[ExpectedCall]:
+    """The calls that the group's question needs, in order; none if it does not say. BadInput."""
+    try:
+        return _EXPECTED.validate_python(group.question.meta.get("expected_calls", ()))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise BadInput(f"{group.question.id}: meta.expected_calls: {where}: {problem['msg']}", fix="correct the row") from None
+
+
+def executed_calls(trajectory: Trajectory) -> list[Call]:
+    """The calls of an episode that were executed, failed ones included, in order."""
+    calls = []
+    for number, turn in enumerate(trajectory.turns):
+        if turn.is_policy:
+            replies = trajectory.turns[number + 1 : number + 1 + len(turn.actions)]
+            calls += [
+                Call(action, reply.observation, trajectory)
+                for action, reply in zip(turn.actions, replies, strict=False)
+                if reply.observation is not None
+            ]
+    return calls
+
+
+# Scores of one call
+
+
+def shown_place(call: Call) -> tuple[str, int | None, Box] | None:
+    """Media id, frame, and box of the whole picture or frame, of the first view of a call; None without a view of a picture."""
+    if not call.observation.images or call.observation.images[0].parent == MADE:
+        return None
+    try:
+        links = chain(call.trajectory.images, call.observation.images[0].id)
+    except OperationError:
+        return None
+    first = links[0]
+    return (first.id if first.frame is None else str(first.parent)), first.frame, to_root(links)
+
+
+def shows(place: tuple[str, int | None, Box] | None, truth: ExpectedCall) -> bool:
+    """Whether a view of this place contains the thing, and large enough to judge it."""
+    if place is None or truth.box is None or place[:2] != (truth.media, truth.frame):
+        return False
+    (x0, y0, x1, y1), (a, b, c, d) = truth.box, place[2]
+    inside = max(0.0, min(x1, c) - max(x0, a)) * max(0.0, min(y1, d) - max(y0, b))
+    share = max((x1 - x0) / (c - a), (y1 - y0) / (d - b))
+    return inside > MIN_COVERED * (x1 - x0) * (y1 - y0) and share >= MIN_VIEW_SHARE
+
+
+def object_iou(record: Mapping[str, Any], truth: ExpectedCall) -> float:
+    """IoU of a segmented object's mask with the true one, or of the boxes where either has no mask; 0 in another picture."""
+    if (record.get("root"), record.get("frame")) != (truth.media, truth.frame):
+        return 0.0
+    if truth.mask is None or record.get("mask") is None:
+        return box_iou(record["box"], truth.box) if truth.box is not None else 0.0
+    one, other = masks.decode(record["mask"]).full(), masks.decode(truth.mask).full()
+    return float(np.count_nonzero(one & other) / np.count_nonzero(one | other)) if one.shape == other.shape else 0.0
+
+
+def character_error_rate(reading: str, truth: str) -> float:
+    """Edits from the truth by characters of it, at most 1."""
+    return min(1.0, Levenshtein.distance(reading, truth) / max(1, len(truth)))
+
+
+def _zoom_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    return float(any(shows(shown_place(call), truth) for call in calls))
+
+
+def _segment_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    records = [record for call in calls for record in call.observation.data.get("objects", [])]
+    return max((object_iou(record, truth) for record in records), default=0.0)
+
+
+def _properties_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    """Whether the properties of the expected object were measured."""
+    objects = [call.trajectory.objects.get(str(call.action.arguments.get("object"))) for call in calls]
+    return float(any(record is not None and object_iou(record, truth) >= MIN_OBJECT_IOU for record in objects))
+
+
+def _read_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    """1 - the character error rate of the best reading, as a whole or one of its lines."""
+    readings = [[str(line["text"]) for line in call.observation.data.get("lines", [])] for call in calls]
+    texts = [text for lines in readings for text in (*lines, " ".join(lines))]
+    return 1 - min((character_error_rate(text, truth.text or "") for text in texts), default=1.0)
+
+
+def _frames_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    """F1 of the selected frames."""
+    images = [image for call in calls for image in call.observation.images if image.parent == truth.media]
+    selected = {image.frame for image in images if image.frame is not None}
+    expected = set(truth.frames or ())
+    return 2 * len(selected & expected) / max(1, len(selected) + len(expected))
+
+
+def _track_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    """Mean IoU of the best track over the frames of the true one; frames that it lacks count as 0."""
+    tracks = [track for call in calls for track in tracks_of(call, truth.media)]
+    boxes = truth.track or {}
+    overlaps = [statistics.fmean(box_iou(track[f], box) if f in track else 0.0 for f, box in boxes.items()) for track in tracks]
+    return max(overlaps, default=0.0)
+
+
+def tracks_of(call: Call, media: str) -> list[dict[int, Box]]:
+    """The boxes by frame of each track of a call in this clip."""
+    tracks = [track for track in call.observation.data.get("tracks", []) if track.get("root") == media]
+    return [dict(zip(track["frames"], track["boxes"], strict=True)) for track in tracks]
+
+
+SCORES: dict[str, tuple[str, Callable[[Sequence[Call], ExpectedCall], float]]] = {
+    "zoom_in": ("shown", _zoom_score),
+    "segment_object_at": ("iou", _segment_score),
+    "get_properties": ("right_object", _properties_score),
+    "read_text": ("read", _read_score),
+    "select_frames": ("frames_f1", _frames_score),
+    "track_object": ("track_iou", _track_score),
+}
+"""Name and function of the score 0..1 of an operation: what the successful calls of an episode show of what is expected."""
+
+
+# Scores of episodes
+
+
+def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
+    """Scores by operation, and of the choice of calls, over the questions that name their ``expected_calls``; empty without.
+
+    ``operations``: for each expected one ``n`` expectations, its ``calls``, the share of expectations whose episode ``used`` it
+    with success, and the mean of its score (`SCORES`) with its interval, 0 where it was not used; ``cer`` for read_text, and
+    HOTA, IDF1 and MOTA for track_object. ``order``: share of the episodes whose successful calls contain the expected operations
+    in order. ``unnecessary``: mean number of calls beyond those. ``calls``: mean number of calls.
+    """
+    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    used, calls_by_op = defaultdict[str, list[float]](list), defaultdict[str, int](int)
+    order, unnecessary, numbers = defaultdict[str, list[float]](list), list[float](), list[float]()
+    tracking, questions = TrackingScores(), 0
+    for group in groups:
+        expected = expected_calls(group)
+        questions += bool(expected)
+        for trajectory in group.trajectories if expected else ():
+            calls = executed_calls(trajectory)
+            right = [call for call in calls if call.observation.status == "ok"]
+            for truth in expected:
+                of_op = [call for call in right if call.action.op == truth.op]
+                used[truth.op].append(float(bool(of_op)))
+                if truth.op in SCORES:
+                    scores[truth.op][group.question.id].append(SCORES[truth.op][1](of_op, truth))
+            for call in calls:
+                calls_by_op[call.action.op] += 1
+            names = [truth.op for truth in expected]
+            common = LCSseq.similarity(names, [call.action.op for call in right])
+            order[group.question.id].append(float(common == len(names)))
+            unnecessary.append(float(len(calls) - common))
+            numbers.append(float(len(calls)))
+            _add_tracks(tracking, expected, right)
+    if not questions:
+        return {}
+    by_operation: dict[str, dict[str, Any]] = {}
+    for op, values in sorted(used.items()):
+        by_operation[op] = {"n": len(values), "calls": calls_by_op[op], "used": statistics.fmean(values)}
+        if op in scores:
+            mean = statistics.fmean(score for of_question in scores[op].values() for score in of_question)
+            by_operation[op] |= {"score": SCORES[op][0], "mean": mean, "ci95": list(interval_of(scores[op]))}
+    if "read_text" in by_operation:
+        by_operation["read_text"]["cer"] = 1 - by_operation["read_text"]["mean"]
+    if tracking.hota_counts:
+        by_operation["track_object"] |= {"hota": tracking.hota, "idf1": tracking.idf1, "mota": tracking.mota}
+    in_order = statistics.fmean(value for of_question in order.values() for value in of_question)
+    return {
+        "questions": questions,
+        "operations": by_operation,
+        "order": {"mean": in_order, "ci95": list(interval_of(order))},
+        "unnecessary": statistics.fmean(unnecessary),
+        "calls": statistics.fmean(numbers),
+    }
+
+
+def _add_tracks(tracking: TrackingScores, expected: Sequence[ExpectedCall], calls: Sequence[Call]) -> None:
+    truths = [truth for truth in expected if truth.track]
+    if truths:
+        media = truths[0].media
+        found = [track for call in calls if call.action.op == "track_object" for track in tracks_of(call, media)]
+        tracking.add([truth.track or {} for truth in truths], found)

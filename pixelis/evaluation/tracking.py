@@ -1,0 +1,102 @@
+"""Scores of multi-object tracking: HOTA, IDF1 and MOTA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from pixelis.rewards.scorers import box_iou
+
+Tracks = Sequence[Mapping[int, Sequence[float]]]
+"""For each object, its box (left, top, right, bottom; pixels or shares) in the frames that show it."""
+ALPHAS = np.arange(0.05, 0.99, 0.05)
+
+
+@dataclass
+class TrackingScores:
+    """Counts over clips, from which HOTA, IDF1 and MOTA follow."""
+
+    hota_counts: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP [A]."""
+    identities: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    """IDTP, boxes of the truth, boxes of the result."""
+    clear: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    """FN + FP, identity switches, boxes of the truth."""
+
+    def add(self, truth: Tracks, result: Tracks) -> None:
+        """Count a clip.
+
+        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA: Bernardin and
+        Stiefelhagen 2008.
+        """
+        frames = sorted({frame for track in (*truth, *result) for frame in track})
+        alike = np.array([[[_iou(t.get(f), r.get(f)) for r in result] for t in truth] for f in frames])
+        alike = alike.reshape(len(frames), len(truth), len(result))
+        real, found = (
+            np.array([[f in track for track in tracks] for f in frames], bool).reshape(len(frames), len(tracks))
+            for tracks in (truth, result)
+        )
+        self._add_hota(alike, real, found)
+        self._add_identities(alike, real, found)
+        self._add_clear(alike, real, found)
+
+    @property
+    def hota(self) -> float:
+        """Mean over the thresholds of the geometric mean of detection and association accuracy."""
+        hits, misses, extra = np.sum([counts for counts, _ in self.hota_counts], 0)
+        association = np.sum([score for _, score in self.hota_counts], 0) / np.maximum(1, hits)
+        return float(np.sqrt(hits / np.maximum(1, hits + misses + extra) * association).mean())
+
+    @property
+    def idf1(self) -> float:
+        """F1 of boxes under the best one-to-one pairing of whole tracks."""
+        idtp, real, found = self.identities
+        return float(2 * idtp / max(1, real + found))
+
+    @property
+    def mota(self) -> float:
+        """1 minus misses, false boxes and identity switches by box of the truth; negative for many false boxes."""
+        return float(1 - self.clear[:2].sum() / max(1, self.clear[2]))
+
+    def _add_hota(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+        counts = real.sum(0)[:, None] + found.sum(0)[None]
+        share = alike / np.maximum(1e-9, alike.sum(1, keepdims=True) + alike.sum(2, keepdims=True) - alike)
+        potential = share.sum(0)
+        alignment = potential / np.maximum(1e-9, counts - potential)
+        matches = np.zeros((len(ALPHAS), *alignment.shape))
+        for iou in alike:
+            for row, column in zip(*linear_sum_assignment(-alignment * iou), strict=True):
+                matches[:, row, column] += (iou[row, column] > 0) & (iou[row, column] >= ALPHAS - 1e-9)
+        hits = matches.sum((1, 2))
+        association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
+        self.hota_counts.append((np.stack([hits, real.sum() - hits, found.sum() - hits]), association))
+
+    def _add_identities(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+        common = (alike >= 0.5).sum(0)
+        rows, columns = linear_sum_assignment(-common)
+        self.identities += common[rows, columns].sum(), real.sum(), found.sum()
+
+    def _add_clear(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+        partner: dict[int, int] = {}
+        hits = switches = 0
+        for iou in alike:
+            # A pair of the frame before stays a pair where it can.
+            same = np.zeros_like(iou)
+            for row, column in partner.items():
+                same[row, column] = 1
+            for row, column in zip(*linear_sum_assignment(-(iou + same) * (iou >= 0.5)), strict=True):
+                if iou[row, column] >= 0.5:
+                    hits += 1
+                    switches += partner.get(row, column) != column
+                    partner[row] = column
+        self.clear += real.sum() + found.sum() - 2 * hits, switches, real.sum()
+
+    def __str__(self) -> str:
+        return f"HOTA {self.hota:.3f}, IDF1 {self.idf1:.3f}, MOTA {self.mota:.3f}"
+
+
+def _iou(one: Sequence[float] | None, other: Sequence[float] | None) -> float:
+    return 0.0 if one is None or other is None else box_iou(one, other)

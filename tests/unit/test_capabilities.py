@@ -1,0 +1,185 @@
+"""Scores of a policy's calls against the calls that its questions need."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.errors import BadInput
+from pixelis.evaluation import table
+from pixelis.evaluation.capabilities import capabilities, character_error_rate
+from pixelis.evaluation.metrics import summarise
+from pixelis.evaluation.samples import breakdown
+from pixelis.evaluation.tracking import TrackingScores
+from pixelis.operations.masks import Mask
+from pixelis.records import Action, Group, ImageView, Observation, Question, Trajectory, Turn
+
+BOX = (0.4, 0.4, 0.6, 0.6)
+TRACK = {0: (0.0, 0.0, 0.2, 0.2), 1: (0.1, 0.0, 0.3, 0.2), 2: (0.2, 0.0, 0.4, 0.2)}
+
+
+def square(left: int, top: int, side: int) -> dict:
+    return Mask.of(np.ones((side, side), bool), left, top, 100, 100).encode()
+
+
+def episode(*calls: tuple[str, dict, dict, list[ImageView]], expected: list[dict], name: str = "q", ok: bool = True) -> Group:
+    """One episode with these calls, each an operation, its arguments, its data and its views."""
+    question = Question(id=name, question="?", answers=["1"], meta={"expected_calls": expected})
+    images, turns = [ImageView(id="img0")], list[Turn]()
+    for op, arguments, data, views in calls:
+        turns.append(Turn(role="assistant", action=Action(op=op, arguments=arguments)))
+        images += views
+        turns.append(Turn(role="tool", observation=Observation(status="ok" if ok else "error", data=data, images=views)))
+    trajectory = Trajectory(question_id=name, group_id=name, images=images, turns=turns, rewards={"accuracy": 1.0})
+    return Group(id=name, question=question, trajectories=[trajectory])
+
+
+def zoom(*box: float, parent: str = "img0", name: str = "obs1", frame: int | None = None) -> tuple:
+    return "zoom_in", {}, {}, [ImageView(id=name, parent=parent, box=box, frame=frame)]
+
+
+def segment(mask: dict, root: str = "img0") -> tuple:
+    record = {"id": "a", "root": root, "frame": None, "box": BOX, "mask": mask}
+    return "segment_object_at", {}, {"objects": [record]}, []
+
+
+def read(*lines: str) -> tuple:
+    return "read_text", {}, {"lines": [{"text": line} for line in lines]}, []
+
+
+def track(boxes: dict) -> tuple:
+    entry = {"id": "t", "root": "vid0", "frames": list(boxes), "boxes": list(boxes.values())}
+    return "track_object", {}, {"tracks": [entry]}, []
+
+
+def score(op: str, *calls: tuple, **truth: object) -> float:
+    return capabilities([episode(*calls, expected=[{"op": op, **truth}])])["operations"][op]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("box", "shown"),
+    [((0.3, 0.3, 0.7, 0.7), 1.0), ((0.45, 0.3, 0.7, 0.7), 0.0), ((0.0, 0.0, 1.0, 1.0), 0.0), ((0.7, 0.7, 0.9, 0.9), 0.0)],
+    ids=["around it", "cut off", "far too wide", "elsewhere"],
+)
+def test_a_zoom_shows_a_thing_whole_and_large(box, shown):
+    assert score("zoom_in", zoom(*box), box=BOX) == shown
+
+
+def test_a_zoom_into_a_zoom_and_into_a_frame_is_traced_to_the_picture():
+    wide, near = zoom(0.2, 0.2, 0.8, 0.8), zoom(0.3, 0.3, 0.7, 0.7, parent="obs1", name="obs2")
+    assert score("zoom_in", wide, near, box=BOX) == 1.0
+    frame = "select_frames", {}, {}, [ImageView(id="obs1", parent="vid0", frame=3)]
+    inside = zoom(0.35, 0.35, 0.65, 0.65, parent="obs1", name="obs2")
+    assert score("zoom_in", frame, inside, box=BOX, media="vid0", frame=3) == 1.0
+    assert score("zoom_in", frame, inside, box=BOX, media="vid0", frame=2) == 0.0
+
+
+def test_the_best_outline_counts_if_it_is_in_the_right_picture():
+    truth = {"box": BOX, "mask": square(40, 40, 20)}
+    assert score("segment_object_at", segment(square(0, 0, 9)), segment(square(40, 40, 20)), **truth) == 1.0
+    assert score("segment_object_at", segment(square(40, 50, 20)), **truth) == pytest.approx(200 / 600)
+    assert score("segment_object_at", segment(square(40, 40, 20), root="img1"), **truth) == 0.0
+
+
+def test_properties_count_for_the_right_object_only():
+    truth, measure = {"box": BOX, "mask": square(40, 40, 20)}, ("get_properties", {"object": "a"}, {}, [])
+    assert score("get_properties", segment(square(42, 42, 20)), measure, **truth) == 1.0
+    assert score("get_properties", segment(square(0, 0, 20)), measure, **truth) == 0.0
+    assert score("get_properties", measure, **truth) == 0.0
+
+
+def test_the_best_line_that_was_read_counts():
+    assert score("read_text", read("Museum", "Harbour"), text="Harbour") == 1.0
+    assert score("read_text", read("Harbour", "Museum"), text="Harbour Museum") == 1.0
+    assert score("read_text", read("Harb0ur"), text="Harbour") == pytest.approx(6 / 7)
+    part = capabilities([episode(read("x"), expected=[{"op": "read_text", "text": "y"}])])["operations"]["read_text"]
+    assert (part["mean"], part["cer"]) == (0.0, 1.0)
+
+
+def test_selected_frames_and_tracks():
+    views = [ImageView(id=f"obs1.{n}", parent="vid0", frame=n) for n in (1, 2, 7, 8)]
+    assert score("select_frames", ("select_frames", {}, {}, views), media="vid0", frames=[1, 2]) == pytest.approx(2 / 3)
+    expected = [{"op": "track_object", "media": "vid0", "track": TRACK}]
+    part = capabilities([episode(track({0: TRACK[0], 1: TRACK[1]}), expected=expected)])["operations"]["track_object"]
+    assert (part["mean"], part["mota"]) == pytest.approx((2 / 3, 2 / 3))
+    assert part["idf1"] == pytest.approx(4 / 5)
+    none = capabilities([episode(expected=expected)])["operations"]["track_object"]
+    assert (none["mean"], none["hota"], none["idf1"], none["mota"]) == (0, 0, 0, 0)
+
+
+def test_order_and_unnecessary_calls():
+    expected = [{"op": "select_frames"}, {"op": "zoom_in"}]
+    frames = ("select_frames", {}, {}, [])
+
+    def choice(*calls: tuple, ok: bool = True) -> tuple:
+        result = capabilities([episode(*calls, expected=expected, ok=ok)])
+        return result["order"]["mean"], result["unnecessary"], result["calls"]
+
+    look = ("zoom_in", {}, {}, [])
+    assert choice(frames, look) == (1, 0, 2)
+    assert choice(look, frames) == (0, 1, 2)
+    assert choice(frames, read("x"), look) == (1, 1, 3)
+    assert choice() == (0, 0, 0)
+    assert choice(frames, look, ok=False) == (0, 2, 2)
+
+
+def test_failed_calls_show_nothing():
+    group = episode(zoom(0.3, 0.3, 0.7, 0.7), expected=[{"op": "zoom_in", "box": BOX}], ok=False)
+    part = capabilities([group])["operations"]["zoom_in"]
+    assert (part["calls"], part["used"], part["mean"]) == (1, 0, 0)
+
+
+def test_questions_without_expected_calls_have_no_scores_and_wrong_ones_name_the_question():
+    assert capabilities([episode(zoom(*BOX), expected=[])]) == {}
+    with pytest.raises(BadInput, match=r"q7: meta\.expected_calls: 0\.box"):
+        capabilities([episode(expected=[{"op": "zoom_in", "box": [1, 2]}], name="q7")])
+
+
+def test_the_table_of_an_evaluation_has_a_row_for_each_operation():
+    groups = [episode(zoom(0.3, 0.3, 0.7, 0.7), expected=[{"op": "zoom_in", "box": BOX}, {"op": "rotate"}])]
+    summary = {"name": "x", **summarise(groups), **breakdown(groups), "capabilities": capabilities(groups)}
+    text = "\n".join(table.lines(summary))
+    assert "thing in view 1.000" in text
+    assert "used in 0.000 of 1" in text
+    assert "in order in 0.000" in text
+
+
+@given(st.text("ab0 é", max_size=9), st.text("ab0 é", max_size=9))
+def test_the_character_error_rate_is_a_share_and_0_for_the_truth_alone(reading, truth):
+    rate = character_error_rate(reading, truth)
+    assert 0 <= rate <= 1
+    assert (rate == 0) == (reading == truth)
+
+
+shares = st.floats(0, 0.8).map(lambda v: round(v, 3))
+tracks = st.lists(
+    st.dictionaries(st.integers(0, 5), st.tuples(shares, shares).map(lambda p: (*p, p[0] + 0.2, p[1] + 0.2)), min_size=1),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(tracks, tracks)
+def test_tracking_scores_are_bounded_and_do_not_depend_on_the_order_of_tracks(truth, result):
+    scores, turned = TrackingScores(), TrackingScores()
+    scores.add(truth, result)
+    turned.add(truth[::-1], result[::-1])
+    for values in (scores, turned):
+        assert 0 <= values.hota <= 1 + 1e-9
+        assert 0 <= values.idf1 <= 1
+        assert values.mota <= 1
+    assert scores.idf1 == pytest.approx(turned.idf1)
+
+
+def test_a_perfect_track_scores_1_and_a_switch_of_identities_costs():
+    other = {n: (x0, y0 + 0.5, x1, y1 + 0.5) for n, (x0, y0, x1, y1) in TRACK.items()}
+    scores, switched = TrackingScores(), TrackingScores()
+    scores.add([TRACK, other], [other, TRACK])
+    assert (scores.hota, scores.idf1, scores.mota) == pytest.approx((1, 1, 1))
+    swap = [{0: TRACK[0], 1: other[1], 2: other[2]}, {0: other[0], 1: TRACK[1], 2: TRACK[2]}]
+    switched.add([TRACK, other], swap)
+    assert switched.mota == pytest.approx(1 - 2 / 6)
+    assert switched.idf1 == pytest.approx(4 / 6)
+    assert switched.hota < 0.8
