@@ -86,8 +86,7 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that Ray has prestarted.
         inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env | _haproxy_env()
         options |= {
-            # At least 4 slots even on fewer cores, because most actors wait most of the time.
-            "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
+            "num_cpus": local_cpus(config),
             "object_store_memory": config.cluster.object_store_bytes or _local_store_bytes(store_bytes),
             "include_dashboard": config.cluster.dashboard,
         }
@@ -136,6 +135,11 @@ def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
         os.environ.update(secrets)
 
     return set_secrets
+
+
+def local_cpus(config: Config) -> float:
+    """CPU slots of a local cluster: at least 4 even on fewer cores, because most actors wait most of the time."""
+    return config.cluster.cpus or max(4, os.cpu_count() or 4)
 
 
 def _local_store_bytes(needed: int) -> int:

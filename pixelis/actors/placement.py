@@ -74,7 +74,7 @@ def start_generator(config: Config, store: str, index: int, name: str) -> tuple[
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
-def _object_store(config: Config) -> tuple[int, int]:
+def object_store_bytes(config: Config) -> tuple[int, int]:
     """Bytes that the job needs of the object store, and of its largest object. The job reports a missing model itself."""
     try:
         return storage.needed_bytes(config)
@@ -127,7 +127,7 @@ def placed(
     starts further generators by its load. Raises InfraFailure if another actor is not ready within
     `cluster.placement_timeout_s`.
     """
-    connect(config, *_object_store(config))
+    connect(config, *object_store_bytes(config))
     preflight(config, learner=learner, rollouts=True)
     workers = config.engine.workers
     more = config.engine.most_workers - workers if learner and not online else 0

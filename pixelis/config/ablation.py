@@ -22,6 +22,8 @@ SHARED = ("data.evaluate", "evaluate.questions", "evaluate.samples", "evaluate.s
 """Keys that all arms must share, so that their scores can be paired."""
 UNCOMPARED = ("run", "cluster", "telemetry")
 """Sections that may change without making a trial another one."""
+EVALUATION = "evaluate"
+"""Folder of the evaluation in that of its trial."""
 
 
 class AblationConfig(Section):
@@ -123,9 +125,9 @@ def _with_run(config: Config, **run: Any) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update=run)})
 
 
-def evaluation(trial: Trial, adapter: str | None) -> Config:
-    """The configuration that evaluates the trial's policy, in a folder of its own."""
-    config = _with_run(trial.config, name="held-out", dir=str(trial.folder / "evaluate"), resume=False)
+def evaluation(config: Config, adapter: str | None) -> Config:
+    """The configuration that evaluates the policy of a trial, in a folder of its own."""
+    config = _with_run(config, name="held-out", dir=str(Path(config.run.dir) / EVALUATION), resume=False)
     return config.model_copy(update={"policy": config.policy.model_copy(update={"adapter": adapter})})
 
 

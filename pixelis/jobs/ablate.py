@@ -18,63 +18,66 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.actors.reservations import node_resources
 from pixelis.config import Config, load
-from pixelis.config.ablation import AblationConfig, Trial, differences, evaluation, read, trials
+from pixelis.config.ablation import EVALUATION, AblationConfig, Trial, differences, read, trials
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.evaluation.ablation import question_scores
 from pixelis.jobs import ablation_report, dry_run, plan
 from pixelis.jobs.command import CommandParser, asks_for_help
-from pixelis.jobs.driver import Stopped, driver, require_checkpoint
-from pixelis.policy import checkpoint
+from pixelis.jobs.driver import Stopped, driver
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group
 from pixelis.telemetry.progress import clock
 
-RESULT, SAVED, TRAINED = "result.json", "trial.yaml", "trained.json"
+RESULT, SAVED = "result.json", "trial.yaml"
 STOP_S = 60.0
 """Seconds that the processes of trials have to write a checkpoint when the ablation is stopped."""
 
 
 class Processes:
-    """Runs jobs as processes of their own, several at once, and stops them together."""
+    """Runs trials as processes of their own on one cluster, several at once, and stops them together."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._environment = {**os.environ, "RAY_ADDRESS": address}
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopped = False
 
-    def run(self, job: str, config: Config, folder: Path, name: str) -> None:
-        """Run a job to its end; configuration and output are ``name``.yaml and ``name``.log.
+    def run(self, stage: str, config: Config) -> None:
+        """Run a trial to its end; configuration and output are trial.yaml and trial.log in its folder.
 
-        Raises InfraFailure with the job's error.
+        Raises InfraFailure with the trial's error.
         """
+        folder = Path(config.run.dir)
+        path, log = folder / SAVED, folder / "trial.log"
         folder.mkdir(parents=True, exist_ok=True)
-        path, log = folder / f"{name}.yaml", folder / f"{name}.log"
         path.write_text(config.to_yaml(), encoding="utf-8")
         with log.open("ab") as output:
             with self._lock:
                 if self._stopped:
                     raise Stopped
-                command = [sys.executable, "-m", f"pixelis.jobs.{job}", str(path)]
+                command = [sys.executable, "-m", "pixelis.jobs.ablation_trial", stage, str(path)]
                 # In a session of its own: Ctrl-C in the terminal reaches it through `stop` alone, once.
-                process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+                process = subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=self._environment
+                )
                 self._running.add(process)
             code = process.wait()
             with self._lock:
                 self._running.remove(process)
         if code:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            reason = next((line for line in reversed(lines) if line.startswith(f"pixelis {job}: ")), lines[-1])
+            reason = next((line for line in reversed(lines) if line.startswith(f"pixelis {stage}: ")), lines[-1])
             raise InfraFailure(f"{reason} (exit code {code})", fix=f"see {log}; run the ablation again to repeat this trial")
 
     def stop(self) -> None:
@@ -94,21 +97,12 @@ class Processes:
 
 def run_trial(processes: Processes, ablation: AblationConfig, trial: Trial) -> float:
     """Train and evaluate; keeps the scores of every question in the trial's result. Returns the seconds."""
-    start, folder = time.monotonic(), trial.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SAVED).write_text(trial.config.to_yaml(), encoding="utf-8")
-    adapter = trial.config.policy.adapter
-    if ablation.stage != "evaluate":
-        if not (folder / TRAINED).is_file():
-            processes.run(ablation.stage, trial.config, folder, "train")
-            write_json(folder / TRAINED, {"adapter": str(require_checkpoint(checkpoint.latest(folder)))})
-        adapter = json.loads((folder / TRAINED).read_text(encoding="utf-8"))["adapter"]
-    config = evaluation(trial, adapter)
-    processes.run("evaluate", config, folder, "evaluate")
+    start = time.monotonic()
+    processes.run(ablation.stage, trial.config)
     seconds = time.monotonic() - start
-    scores = question_scores(read_groups(Path(config.run.dir)))
-    result = {"arm": trial.arm, "seed": trial.seed, "adapter": adapter, "seconds": round(seconds, 1), "scores": scores}
-    write_json(folder / RESULT, result)
+    scores = question_scores(read_groups(trial.folder / EVALUATION))
+    result = {"arm": trial.arm, "seed": trial.seed, "seconds": round(seconds, 1), "scores": scores}
+    write_json(trial.folder / RESULT, result)
     return seconds
 
 
@@ -135,14 +129,28 @@ def result_of(trial: Trial) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def at_once(ablation: AblationConfig, config: Config) -> int:
-    """Number of trials to run at once: `parallel`, else as many as the joined cluster has room for, one on a local cluster."""
-    if ablation.parallel or not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
-        return ablation.parallel or 1
-    cluster.connect(config)
-    nodes = [plan.Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in node_resources().values()]
-    ray.shutdown()  # the trials are drivers of their own
-    return max(1, plan.copies(config, ablation.stage, nodes, len(ablation.arms) * len(ablation.seeds)))
+@contextmanager
+def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[tuple[str, int]]:
+    """The address of the cluster that the trials share, and the number of trials to run at once.
+
+    The joined cluster, where `parallel` is by default as many trials as have room; else a local one, where it is one.
+    """
+    address, most = config.cluster.address or os.environ.get("RAY_ADDRESS"), len(ablation.arms) * len(ablation.seeds)
+    if address:
+        cluster.connect(config)
+        nodes = [plan.Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in node_resources().values()]
+        workers = ablation.parallel or max(1, plan.copies(config, ablation.stage, nodes, most))
+    else:
+        workers = ablation.parallel or 1
+        cpus = workers * cluster.local_cpus(config)
+        shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpus": cpus})})
+        needed, largest = placement.object_store_bytes(config)
+        cluster.connect(shared, workers * needed, largest)
+        address = ray.get_runtime_context().gcs_address
+    try:
+        yield address, workers
+    finally:
+        ray.shutdown()
 
 
 def run(ablation: AblationConfig) -> dict[str, Any]:
@@ -155,9 +163,9 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
     total, failures = len(every), dict[str, str]()
     print(f"{total - len(remaining)} of {total} trials are finished; results go to {ablation.dir}/")
     if remaining:
-        workers = at_once(ablation, remaining[0].config)
-        print(f"running {len(remaining)} trials, {workers} at once; Ctrl-C stops, running again resumes", flush=True)
-        failures = run_trials(ablation, remaining, workers, total)
+        with trial_cluster(ablation, remaining[0].config) as (address, workers):
+            print(f"running {len(remaining)} trials, {workers} at once; Ctrl-C stops, running again resumes", flush=True)
+            failures = run_trials(Processes(address), ablation, remaining, workers, total)
     results = [result for trial in every if (result := result_of(trial)) is not None]
     report = ablation_report.write(ablation, results, failures)
     if failures:
@@ -166,9 +174,11 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
     return report
 
 
-def run_trials(ablation: AblationConfig, remaining: Sequence[Trial], workers: int, total: int) -> dict[str, str]:
+def run_trials(
+    processes: Processes, ablation: AblationConfig, remaining: Sequence[Trial], workers: int, total: int
+) -> dict[str, str]:
     """Run trials, ``workers`` at once; returns the messages of failed ones by name."""
-    processes, failures, done = Processes(), dict[str, str](), total - len(remaining)
+    failures, done = dict[str, str](), total - len(remaining)
     pool = ThreadPoolExecutor(workers)
     futures = {pool.submit(run_trial, processes, ablation, trial): f"{trial.arm}, seed {trial.seed}" for trial in remaining}
     try:

@@ -177,36 +177,42 @@ def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
     return compare(arm.correct, other)
 
 
-def evaluate_sets(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Evaluate the policy on each set with newly placed actors; returns ``previous`` and the new summaries.
+def evaluate_sets(
+    config: Config,
+    folder: Path,
+    max_pixels: int | None,
+    previous: list[dict[str, Any]],
+    actors: placement.Actors,
+    version: int,
+) -> list[dict[str, Any]]:
+    """Evaluate a policy version on each set; returns ``previous`` and the new summaries.
 
     Saves the episodes and writes the report, which shows all of these summaries and episodes of the first new one.
     """
     sets = config.evaluate.sets or {config.run.name: config.data.evaluate}
     e, summaries, first = config.evaluate, list(previous), None
-    with placement.placed(config, learner=False, initial=config.policy.adapter) as actors:
-        for name, source in sets.items():
-            arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
-            request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
-            arm = measure(config, actors, arm_name, 0, operations=e.operations, **request)
-            save(config, folder, arm)
-            if e.direct:
-                direct = measure(config, actors, f"{arm_name}-direct", 0, operations=False, **request)
-                save(config, folder, direct)
-                add_direct(arm, direct)
-            if e.baseline is not None:
-                arm.summary["baseline"] = compare_with(e.baseline, arm)
-            summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
-            first = first or arm
-        assert first is not None
-        episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
-        page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes))
+    for name, source in sets.items():
+        arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
+        request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
+        arm = measure(config, actors, arm_name, version, operations=e.operations, **request)
+        save(config, folder, arm)
+        if e.direct:
+            direct = measure(config, actors, f"{arm_name}-direct", version, operations=False, **request)
+            save(config, folder, direct)
+            add_direct(arm, direct)
+        if e.baseline is not None:
+            arm.summary["baseline"] = compare_with(e.baseline, arm)
+        summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
+        first = first or arm
+    assert first is not None
+    episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
+    page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes))
     print(f"report: {page}")
     return summaries
 
 
 def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As ``evaluate_sets`` for the model of ``evaluate.api``. No cluster is started unless it is offered operations."""
+    """As ``evaluate_sets``, of the model of ``evaluate.api``. No cluster is started unless it is offered operations."""
     config = _lenient(config)
     sets, e = config.evaluate.sets or {config.run.name: config.data.evaluate}, config.evaluate
     summaries, pages = list(previous), list[EpisodePage]()
@@ -324,25 +330,26 @@ def show(summary: dict[str, Any]) -> None:
     print("\n".join(table.lines(summary)))
 
 
-def main() -> None:
-    """Entry point of `python -m pixelis.jobs.evaluate`."""
-    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=checks("evaluate"))
-    if config.evaluate.answers is not None:
-        with driver("evaluate"):
-            folder = Path(config.run.dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            summary = score_answers(config, folder)
-            (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
-            show(summary)
-            return
+def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:
+    """Evaluate on every set with every pixel budget; writes all results to run.dir and prints the summaries.
+
+    actors: those of a training run, to evaluate its policy ``version`` without `evaluate.max_pixels`; by default actors are
+    placed for `policy.adapter`.
+    """
     e, summaries = config.evaluate, list[dict[str, Any]]()
     budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
-    run, place = (evaluate_sets, run_folder) if e.api.url is None else (evaluate_api, folder_without_policy)
-    with driver("evaluate"), place(config, *(e.sets.values() or [config.data.evaluate])) as folder:
+    place = run_folder if e.api.url is None else folder_without_policy
+    with place(config, *(e.sets.values() or [config.data.evaluate])) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
             arm_config = config.model_copy(update={"dialogue": dialogue})
-            summaries = run(arm_config, folder, max_pixels, summaries)
+            if e.api.url is not None:
+                summaries = evaluate_api(arm_config, folder, max_pixels, summaries)
+            elif actors is not None:
+                summaries = evaluate_sets(arm_config, folder, max_pixels, summaries, actors, version)
+            else:
+                with placement.placed(arm_config, learner=False, initial=config.policy.adapter) as own:
+                    summaries = evaluate_sets(arm_config, folder, max_pixels, summaries, own, 0)
         result: dict[str, Any] = summaries[0]
         if e.max_pixels:
             means = {str(n): mean_accuracy([s for s in summaries if s["max_pixels"] == n]) for n in budgets}
@@ -357,6 +364,20 @@ def main() -> None:
             print(f"mean over {len(summaries)} sets {result['mean']:.3f}")
         for n, mean in result.get("mean_by_max_pixels", {}).items():
             print(f"{n} pixels: accuracy {mean:.3f}")
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.evaluate`."""
+    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=checks("evaluate"))
+    with driver("evaluate"):
+        if config.evaluate.answers is None:
+            run(config)
+            return
+        folder = Path(config.run.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        summary = score_answers(config, folder)
+        (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        show(summary)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subproces
     file, out = tmp_path / "ablation.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump({**FILE, "dir": str(out)}, sort_keys=False))
     stopped = job("ablate", str(file))
-    log = out / "operations/seed_1/evaluate.log"
+    log = out / "operations/seed_1/trial.log"
     while "placing" not in (log.read_text() if log.is_file() else ""):
         assert stopped.poll() is None
         time.sleep(0.1)

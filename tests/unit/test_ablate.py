@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 import yaml
 from command_line import pixelis
 
-from pixelis.config import Config
+from pixelis.config import Config, load
 from pixelis.config.ablation import differences, read, trials
 from pixelis.config.root import ablation_files
 from pixelis.errors import BadConfig, InfraFailure
-from pixelis.jobs import ablate
+from pixelis.jobs import ablate, ablation_trial
 from pixelis.records import Group, Question, StopReason, Trajectory
 from pixelis.telemetry.events import EventLog
 
@@ -119,18 +120,20 @@ class Jobs:
     """Stands in for the processes of trials: answers each question correctly with the probability of the arm."""
 
     def __init__(self) -> None:
-        self.started: list[tuple[str, str, int]] = []
-        self.failing: set[tuple[str, str, int]] = set()
+        self.started: list[tuple[str, int]] = []
+        self.failing: set[tuple[str, int]] = set()
         self.lock = threading.Lock()
 
-    def run(self, job: str, config: Config, folder: Path, name: str) -> None:
+    def run(self, stage: str, config: Config) -> None:
+        folder = Path(config.run.dir)
         arm, seed = folder.parent.name, config.run.seed
         with self.lock:
-            self.started.append((job, arm, seed))
-        if (job, arm, seed) in self.failing:
-            raise InfraFailure("pixelis evaluate: the disk is full (exit code 1)")
-        run_dir = Path(config.run.dir)
+            self.started.append((arm, seed))
+        run_dir = folder / "evaluate"
         run_dir.mkdir(parents=True, exist_ok=True)
+        (folder / "trial.yaml").write_text(config.to_yaml())
+        if (arm, seed) in self.failing:
+            raise InfraFailure(f"pixelis {stage}: the disk is full (exit code 1)")
         share = {"plain": 4, "curious": 2}[arm]
         with (run_dir / "trajectories-held-out.jsonl").open("w") as out:
             for number in range(config.evaluate.questions):
@@ -152,7 +155,8 @@ class Jobs:
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     jobs = Jobs()
-    monkeypatch.setattr(ablate, "Processes", lambda: jobs)
+    monkeypatch.setattr(ablate, "Processes", lambda address: jobs)
+    monkeypatch.setattr(ablate, "trial_cluster", lambda ablation, config: nullcontext(("address", ablation.parallel or 1)))
     return jobs
 
 
@@ -160,7 +164,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [str(write(tmp_path)), "stage=evaluate", "parallel=2"]
-    jobs.failing = {("evaluate", "curious", 2)}
+    jobs.failing = {("curious", 2)}
     code, text, err = pixelis(capsys, monkeypatch, "ablate", *words)
     assert code == 1
     assert "1 of 4 trials failed:\n  curious, seed 2: pixelis evaluate: the disk is full" in err
@@ -172,7 +176,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
 
     jobs.failing, jobs.started = set(), []
     assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
-    assert jobs.started == [("evaluate", "curious", 2)]
+    assert jobs.started == [("curious", 2)]
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert (report["seeds"], report["left_out"], report["failures"]) == ([1, 2], [], {})
     plain, curious = report["arms"]
@@ -189,7 +193,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     jobs.started = []
     more = [*words, "seeds=[1, 2, 3]"]
     assert pixelis(capsys, monkeypatch, "ablate", *more)[0] == 0
-    assert sorted(jobs.started) == [("evaluate", "curious", 3), ("evaluate", "plain", 3)]
+    assert sorted(jobs.started) == [("curious", 3), ("plain", 3)]
 
     code, _, err = pixelis(capsys, monkeypatch, "ablate", *more, "evaluate.questions=41")
     assert code == 2
@@ -218,29 +222,24 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
     assert "<script" not in page
 
 
+@pytest.mark.parametrize("stage", ["sft", "rft", "ttrl"])
 def test_a_trial_is_not_trained_again_when_its_evaluation_failed(
-    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablate.checkpoint, "latest", lambda folder: folder / "checkpoints/step_00000003")
-    words = [str(write(tmp_path)), "seeds=[1]"]
-    jobs.failing = {("evaluate", "curious", 1)}
-    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 1
-    jobs.failing = set()
-    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
-    assert sorted(jobs.started) == [
-        *(("evaluate", "curious", 1),) * 2,
-        ("evaluate", "plain", 1),
-        ("rft", "curious", 1),
-        ("rft", "plain", 1),
-    ]
-    result = json.loads((tmp_path / "out/curious/seed_1/result.json").read_text())
-    assert result["adapter"] == str(tmp_path / "out/curious/seed_1/checkpoints/step_00000003")
+    evaluated: list[Config] = []
+    monkeypatch.setattr(ablation_trial.evaluate, "run", evaluated.append)
+    config = load("configs/nano/rft.yaml", [f"run.dir={tmp_path}"])
+    (tmp_path / "trained.json").write_text('{"adapter": "checkpoints/step_00000003"}')
+    ablation_trial.run(stage, config)
+    (evaluation,) = evaluated
+    assert evaluation.policy.adapter == "checkpoints/step_00000003"
+    assert evaluation.run.dir == str(tmp_path / "evaluate")
 
 
 def test_without_a_reference_there_is_no_report(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs.failing = {("evaluate", "plain", 1), ("evaluate", "plain", 2)}
+    jobs.failing = {("plain", 1), ("plain", 2)}
     code, text, err = pixelis(capsys, monkeypatch, "ablate", str(write(tmp_path)), "stage=evaluate")
     assert code == 1
     assert "no trial of the reference plain is finished" in err
