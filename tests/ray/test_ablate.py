@@ -13,8 +13,13 @@ import psutil
 import pytest
 import yaml
 
+from pixelis.config import load
+from pixelis.jobs import ablation_trial
+from pixelis.jobs.ablate import read_groups
+from pixelis.telemetry import events
+
 # tests/unit/test_ablate.py: the same with a stand-in for the processes
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 FILE = {
     "recipe": "configs/nano/evaluate.yaml",
@@ -26,6 +31,7 @@ FILE = {
 }
 
 
+@pytest.mark.long
 def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subprocess.Popen]) -> None:
     file, out = tmp_path / "ablation.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump({**FILE, "dir": str(out)}, sort_keys=False))
@@ -52,3 +58,26 @@ def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subproces
     scores = json.loads((out / "direct/seed_1/result.json").read_text())["scores"]
     assert set(scores["rapr"].values()) == {0.0}
     assert all(question.startswith("held-out/") for question in scores["accuracy"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_policy_evaluated_after_training_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    overrides = [f"run.dir={tmp_path}", "rft.steps=1", "rft.prompts_per_step=2", "rft.group_size=2", "learner.lr=0.01"]
+    config = load("configs/nano/rft.yaml", [*overrides, "evaluate.questions=4", "evaluate.trajectories=0"])
+    folder = tmp_path / "evaluate"
+    ablation_trial.run("rft", config)
+    answers = texts(folder)
+    assert [row["version"] for row in events.read(folder, "evaluate")] == [1]
+    ablation_trial.run("rft", config)
+    assert [row["version"] for row in events.read(folder, "evaluate")] == [0]  # the first version of new actors
+    assert texts(folder) == answers
+    assert len(events.read(tmp_path, "step/policy")) == 1
+
+
+def texts(folder: Path) -> dict[str, list[str]]:
+    """What the policy wrote, by question."""
+    return {
+        name: [turn.text for trajectory in group.trajectories for turn in trajectory.turns]
+        for name, group in read_groups(folder).items()
+    }
