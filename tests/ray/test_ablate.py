@@ -19,7 +19,7 @@ from pixelis.jobs.ablate import read_groups
 from pixelis.telemetry import events
 
 # tests/unit/test_ablate.py: the same with a stand-in for the processes
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 FILE = {
     "recipe": "configs/nano/evaluate.yaml",
@@ -31,7 +31,6 @@ FILE = {
 }
 
 
-@pytest.mark.long
 def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subprocess.Popen]) -> None:
     file, out = tmp_path / "ablation.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump({**FILE, "dir": str(out)}, sort_keys=False))
@@ -60,7 +59,6 @@ def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subproces
     assert all(question.startswith("held-out/") for question in scores["accuracy"])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_policy_evaluated_after_training_is_that_of_its_checkpoint(tmp_path: Path) -> None:
     overrides = [f"run.dir={tmp_path}", "rft.steps=1", "rft.prompts_per_step=2", "rft.group_size=2", "learner.lr=0.01"]
