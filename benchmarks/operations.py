@@ -7,13 +7,13 @@ from pathlib import Path
 
 from benchmarks.harness import Report, parse_args
 
-PARTS = ("quality", "tracking", "speed", "pool")
+PARTS = ("quality", "heldout", "tracking", "speed", "pool")
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="quality, tracking, speed, pool; default all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="quality, heldout, tracking, speed, pool; default all")
     parser.add_argument("--quick", action="store_true", help="measure a part of each set, about two minutes in all")
     parser.add_argument("--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures")
     parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
@@ -30,6 +30,10 @@ def main() -> None:
             operation_quality.run(
                 report, args.photos, (args.bsds, args.coco), args.sam, 20 if args.smoke else 4 if args.quick else 1
             )
+        elif part == "heldout":
+            from benchmarks import operation_heldout
+
+            operation_heldout.run(report, args.photos, args.bsds, 20 if args.smoke else 4 if args.quick else 1)
         elif part == "tracking":
             from benchmarks import operation_tracking
 

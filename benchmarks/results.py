@@ -57,6 +57,7 @@ RUNS = {
         "run/report.json",
     ),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
+    "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 8),
     "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 10),
     "step": Run(f"{PYTHON} benchmarks.grpo_step --clock cpu", 10),
     "packing": Run(f"{PYTHON} benchmarks.packing", 2),

@@ -149,10 +149,20 @@ def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
                     after = middle
                 else:
                     before = middle
-            if (value := shots.change(before[1], after[1])) >= shots.CUT:
+            if (value := shots.change(before[1], after[1])) >= shots.CUT and not _is_flash(clip, numbers, before, after):
                 out.append((after[0], round(value, 4)))
         earlier = later
     return out
+
+
+def _is_flash(clip: Clip, numbers: range, before: tuple[int, np.ndarray], after: tuple[int, np.ndarray]) -> bool:
+    """True if the change between two neighbours is the beginning or the end of a flash."""
+    sides = (
+        range(max(before[0] - shots.FLASH, numbers[0]), before[0]),
+        range(after[0] + 1, min(after[0] + shots.FLASH, numbers[-1]) + 1),
+    )
+    earlier, later = ([thumb for _, thumb in _frames(clip, side, shots.thumbnail)] for side in sides)
+    return shots.is_flash(before[1], after[1], earlier, later)
 
 
 def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import cv2
 import numpy as np
@@ -15,8 +15,12 @@ BLOCK, REACH = 16, 8
 SIMILAR, EQUAL = 0.75, 6.0
 """Least correlation of a block with its best place in the frame before; without texture, the largest difference, of 255."""
 FLAT = 4.0
-CUT = 0.5
-"""Least `change` of a cut. Cuts between similar photographs have 0.66 and more, a camera in motion up to 0.3."""
+CUT = 0.4
+"""Least `change` of a cut. Cuts have 0.5 and more, a camera in motion up to 0.25 (`benchmarks.operations heldout`)."""
+FLASH = 3
+"""Most frames of a flash."""
+SAME = 0.9
+"""Least correlation of two frames of which one is the other in another light."""
 
 
 def thumbnail(frame: np.ndarray) -> np.ndarray:
@@ -29,8 +33,20 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
 def change(before: np.ndarray, after: np.ndarray) -> float:
     """Share of ``after`` that is nowhere near its place in ``before`` (thumbnails of one size), 0..1.
 
-    Moving objects and a moving camera leave most blocks recognisable a few columns further on; another scene does not.
+    Moving objects, a moving camera and fading light leave most blocks recognisable; another scene does not. Where much seems to
+    be new, the frame is compared again after the shift that phase correlation finds, as of a camera that turns fast.
     """
+    before = _in_the_light_of(after, before)
+    share = _new(before, after)
+    if share < CUT / 2:
+        return share
+    (across, down), _ = cv2.phaseCorrelate(before, after, cv2.createHanningWindow(after.shape[::-1], cv2.CV_32F))
+    moved = np.array([[1, 0, across], [0, 1, down]], np.float32)
+    return min(share, _new(cv2.warpAffine(before, moved, after.shape[::-1], borderMode=cv2.BORDER_REPLICATE), after))
+
+
+def _new(before: np.ndarray, after: np.ndarray) -> float:
+    """Share of the blocks of ``after`` without a similar place up to REACH beside theirs."""
     height, width = after.shape
     padded = cv2.copyMakeBorder(before, REACH, REACH, REACH, REACH, cv2.BORDER_REPLICATE)
     new = count = 0
@@ -47,16 +63,29 @@ def change(before: np.ndarray, after: np.ndarray) -> float:
     return new / max(1, count)
 
 
-def mark_cuts(first: np.ndarray, frames: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Each of ``frames``, which follow ``first``, and whether a new scene begins with it.
+def _in_the_light_of(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """``before`` in the brightness and contrast of ``after``, if both show the same; blocks without texture depend on it."""
+    spread, other = float(before.std()), float(after.std())
+    covariance = float(((before - before.mean()) * (after - after.mean())).mean())
+    if covariance < SAME * spread * other or not spread * other:
+        return before
+    return ((before - before.mean()) * np.float32(covariance / spread**2) + after.mean()).astype(np.float32)
 
-    A flash is no cut: the scene before it must not be back in the frame after.
-    """
-    before = thumbnail(first)
-    for frame, following in itertools.pairwise(itertools.chain(frames, (None,))):
-        assert frame is not None
-        now = thumbnail(frame)
-        changed = change(before, now) >= CUT
-        cut = changed and (following is None or change(before, thumbnail(following)) >= CUT)
-        yield frame, cut
-        before = before if changed and not cut else now
+
+def is_flash(before: np.ndarray, after: np.ndarray, earlier: Iterable[np.ndarray], later: Iterable[np.ndarray]) -> bool:
+    """True if a change is the beginning or the end of a flash, from the thumbnails of up to FLASH frames on either side."""
+    begins = any(change(before, frame) < CUT for frame in later)
+    return begins or any(change(frame, after) < CUT for frame in earlier)
+
+
+def mark_cuts(first: np.ndarray, frames: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
+    """Each of ``frames``, which follow ``first``, and whether a new scene begins with it. Reads FLASH frames ahead."""
+    past = deque([thumbnail(first)], maxlen=FLASH + 1)
+    ahead = deque((frame, thumbnail(frame)) for _, frame in zip(range(FLASH), frames, strict=False))
+    while ahead:
+        frame, now = ahead.popleft()
+        if (following := next(frames, None)) is not None:
+            ahead.append((following, thumbnail(following)))
+        *earlier, before = past
+        yield frame, change(before, now) >= CUT and not is_flash(before, now, earlier, (later for _, later in ahead))
+        past.append(now)

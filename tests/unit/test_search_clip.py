@@ -52,6 +52,17 @@ def test_cuts_are_found_to_the_frame_between_samples(monkeypatch):
     assert "8 of 72 frames were compared first" in observation.text
 
 
+@pytest.mark.parametrize("samples", [240, 12])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_flash_is_no_cut(samples: int, length: int, monkeypatch):
+    monkeypatch.setattr(search_clip, "MAX_SAMPLES", samples)
+    frames = [three_scenes().frame(number) for number in range(50, 72)]
+    for start in range(5, 10):  # one of them is the frame of a sample
+        flash = [*frames[:start], *[np.full_like(frames[0], 250)] * length, *frames[start + length :]]
+        observation, _ = run(open_clip(encode(flash), ToolboxConfig()), event="cut")
+        assert observation.text.startswith("no hard cut in vid0"), start
+
+
 @pytest.mark.parametrize("samples", [240, 9])
 def test_the_moment_that_shows_a_picture(samples: int, monkeypatch):
     monkeypatch.setattr(search_clip, "MAX_SAMPLES", samples)

@@ -270,8 +270,16 @@ def test_cuts_of_footage_are_marked_and_flashes_are_not():
         return [number for number, (_, cut) in enumerate(shots.mark_cuts(shown[0], iter(shown[1:])), 1) if cut]
 
     assert cuts(frames) == [30]  # the footage itself has one
-    flash = [*frames[:10], np.full_like(frames[0], 250), *frames[11:20]]
-    assert cuts(flash) == []
+    for length in (1, 2, 3):
+        flash = [*frames[:10], *[np.full_like(frames[0], 250)] * length, *frames[10 + length : 20]]
+        assert cuts(flash) == []
+    faded = [(frame * abs(number - 12) / 12).astype(np.uint8) for number, frame in enumerate(frames[:24])]
+    assert cuts(faded) == []
+    wide = cv2.resize(footage(BIKES, 1, 1280, 544)[0], (720, 408))
+    assert cuts([wide[:136, 22 * n : 22 * n + 240] for n in range(20)]) == []  # a pan by 9 % of the width from frame to frame
+    smooth = [cv2.GaussianBlur(frame, (0, 0), 25) for frame in faded]  # nothing but even ground: brightness is all there is
+    assert cuts(smooth) == []
+    assert cuts([*smooth[:6], *[cv2.GaussianBlur(frame, (0, 0), 25) for frame in frames[32:38]]]) == [6]
     assert cuts([*frames[:5], *frames[35:36]]) == [5]  # with the last frame
 
 
