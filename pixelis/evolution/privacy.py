@@ -186,8 +186,10 @@ def _redact_record(record: RecordT, redact: Redact) -> RecordT:
             for answer, weight in record.answer_weights.items():
                 weights[redact(answer)] += weight  # type: ignore[assignment]
             update["answer_weights"] = dict(weights)
-        case Experience(user=str(user)) if not PSEUDONYM.fullmatch(user):
-            update["user"] = pseudonym(user)
+        case Experience():
+            update["response"] = redact_data(record.response)
+            if record.user is not None and not PSEUDONYM.fullmatch(record.user):
+                update["user"] = pseudonym(record.user)
     return record.model_copy(update=update)
 
 

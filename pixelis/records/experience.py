@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -59,7 +59,8 @@ class Experience(Record):
     """A served episode as stored in memory: text redacted, pictures stored separately, no data URLs.
 
     ``user`` is a pseudonym (see ``evolution.privacy``). The memory counts ``retrievals`` and ``successes``: a retrieval succeeds
-    if the verdict agrees with this experience; each retrieval id counts once.
+    if the verdict agrees with this experience; each retrieval id counts once. ``response`` are the request's parameters and the
+    usage of one that ``/v1/responses`` answered.
     """
 
     id: str = Field(default_factory=lambda: new_id("exp"))
@@ -72,6 +73,7 @@ class Experience(Record):
     status: Literal["pending", "processed", "failed", "archived"] = "pending"
     priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     cold_start: bool = False
+    response: dict[str, Any] | None = None
     feedback: list[Feedback] = Field(default_factory=list)
     retrievals: int = 0
     successes: int = 0

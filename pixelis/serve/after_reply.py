@@ -107,7 +107,7 @@ class AfterReply:
         """The redacted experience, and "yes" once it is on disk, otherwise why it is not."""
         try:
             await asyncio.sleep(delay_s)
-            redacting = self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, query.user)))
+            redacting = self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, query)))
             if not remember:
                 return await redacting, "no"
             assert self.retrieval.memory is not None
@@ -223,8 +223,8 @@ class AfterReply:
         return True
 
 
-def as_experience(id: str, answer: Answer, user: str | None) -> Experience:
-    """The experience of an answer, before redaction; ``user`` is a pseudonym.
+def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:
+    """The experience of an answer to ``query``, before redaction.
 
     Its priority is .5 (1 - confidence) + .25, or .9 for a cold start: uncertain answers come first.
     """
@@ -235,9 +235,10 @@ def as_experience(id: str, answer: Answer, user: str | None) -> Experience:
         verdict=answer.verdict,
         policy_version=answer.group.policy_version,
         created_at=time.time(),
-        user=user,
+        user=query.user,
         priority=COLD_PRIORITY if answer.cold_start else 0.5 * (1 - answer.verdict.confidence) + 0.25,
         cold_start=answer.cold_start,
+        response=query.response(answer) if query.response is not None else None,
     )
 
 

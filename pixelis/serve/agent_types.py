@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ class AgentQuery:
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
     ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped. ``experience_id`` is the id to store
-    it under, a new one if None. ``answers`` None accepts any answer.
+    it under, a new one if None, and ``response`` describes its answer there. ``answers`` None accepts any answer.
     """
 
     question: str
@@ -37,6 +38,7 @@ class AgentQuery:
     voter: str = ""
     experience_id: str | None = None
     answers: AnswerFormat | None = None
+    response: Callable[[Answer], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from ray.exceptions import RayError
 
 from pixelis.errors import DataFailure, InfraFailure
+from pixelis.records import Verdict
 from pixelis.serve.agent_types import Answer, Pictures, TextEvent
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
@@ -57,12 +58,21 @@ def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, 
 def shown_to(caller: Caller, answer: Answer) -> Answer:
     """The answer as its caller may see it: of another key's experiences, only how they weighed for the verdict."""
     hidden = {n.experience.id for n in answer.neighbours if not caller.may_see(n.experience.user)}
+    return dataclasses.replace(answer, verdict=_hide_votes(answer.verdict, hidden)) if hidden else answer
+
+
+def verdict_for(caller: Caller, verdict: Verdict) -> Verdict:
+    """A stored verdict as ``caller`` may see it: it does not say whose experiences voted."""
+    votes = verdict.votes if "read" not in caller.scopes else []
+    return _hide_votes(verdict, {vote.id for vote in votes if vote.source == "neighbour"})
+
+
+def _hide_votes(verdict: Verdict, hidden: set[str]) -> Verdict:
+    """The verdict without the ids and answers of the votes with these ids, and what would spell them out."""
     if not hidden:
-        return answer
-    votes = [vote.model_copy(update={"id": "", "answer": None}) if vote.id in hidden else vote for vote in answer.verdict.votes]
-    # The weights and the strategies' answers would spell out the hidden answers.
-    verdict = answer.verdict.model_copy(update={"votes": votes, "answer_weights": {}, "strategies": {}})
-    return dataclasses.replace(answer, verdict=verdict)
+        return verdict
+    votes = [vote.model_copy(update={"id": "", "answer": None}) if vote.id in hidden else vote for vote in verdict.votes]
+    return verdict.model_copy(update={"votes": votes, "answer_weights": {}, "strategies": {}})
 
 
 async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: float) -> Response:

@@ -9,6 +9,8 @@ import openai
 import pytest
 from scripted import KEY, Deployed, picture_url
 
+from pixelis.serve.keys import KeyFile, key_file
+
 pytestmark = pytest.mark.slow
 
 
@@ -53,6 +55,59 @@ def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
     unstored = create(client, asked("say 7"), store=False)
     with pytest.raises(openai.BadRequestError, match="not stored"):
         create(client, "recall", previous_response_id=unstored.id)
+
+
+def test_a_stored_response_can_be_read_and_deleted(client: openai.OpenAI) -> None:
+    options: Any = {"instructions": "Write to ann@example.com.", "metadata": {"a": "b"}, "temperature": 0.5, "user": "anna"}
+    created = create(client, asked("say 7,8,7,7"), **options)
+    read = client.responses.retrieve(created.id)
+    assert read.instructions is not None
+    assert "ann@example.com" not in str(read.model_dump())
+    assert [item.id for item in read.output] == [item.id for item in created.output]
+    for one in (created, read):
+        one.instructions = None
+        one.model_extra["pixelis"].pop("seconds")
+    assert read.model_dump() == created.model_dump()
+    assert client.responses.delete(created.id) is None
+    for method in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="not found") as caught:
+            method(created.id)
+        assert (caught.value.code, caught.value.param) == ("response_not_found", "response_id")
+    with pytest.raises(openai.BadRequestError, match="not stored"):
+        create(client, "recall", previous_response_id=created.id, user="anna")
+
+
+def test_a_streamed_response_and_one_without_an_answer_can_be_read(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="pixelis-nano", input=asked("say 7,8,8,8")) as stream:
+        final = stream.get_final_response()
+    assert client.responses.retrieve(final.id).output_text == "8"
+    failed = create(client, asked("say none"))
+    read = client.responses.retrieve(failed.id)
+    assert (read.status, read.incomplete_details) == (failed.status, failed.incomplete_details)
+    assert read.output[-1].content[0].type == "refusal"
+    for option in ({"include": ["message.output_text.logprobs"]}, {"stream": True}, {"extra_query": {"x": 1}}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.retrieve(failed.id, **option)
+        assert caught.value.code == "unsupported_parameter"
+
+
+def test_a_response_exists_for_its_key_alone_and_while_its_user_does(client: openai.OpenAI, deployed: Deployed) -> None:
+    keys = KeyFile(key_file(deployed.config))
+    secrets = {name: keys.create(name, scopes) for name, scopes in (("mill", ["ask"]), ("barn", ["ask", "read", "steer"]))}
+    mill, barn = (openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=secret, max_retries=0) for secret in secrets.values())
+    response = create(mill, asked("say 7"), user="anna")
+    for other in (client, barn):
+        for method in (other.responses.retrieve, other.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                method(response.id)
+    assert mill.responses.retrieve(response.id).output_text == "7"
+    with deployed.client(secrets["mill"]) as http:
+        assert http.delete("/v1/experiences?user=anna").json()["deleted"] == 1
+    unstored = create(mill, asked("say 7"), store=False)
+    chat = deployed.ask("say 7", key=secrets["mill"]).json()["experience_id"]
+    for id in (response.id, unstored.id, chat.replace("exp_", "resp_"), "resp_1", "x"):
+        with pytest.raises(openai.NotFoundError):
+            mill.responses.retrieve(id)
 
 
 def test_earlier_output_items_are_context(client: openai.OpenAI) -> None:

@@ -34,7 +34,7 @@ class RecordingMemory:
         self.entries += entries
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        return after_reply.as_experience(id, some_answer(), None)
+        return after_reply.as_experience(id, some_answer(), AgentQuery("which?", [], 1, SamplingParams()))
 
 
 class RecordingRetrieval:

@@ -23,7 +23,7 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer
 from pixelis.serve.gateway import create_app
 from pixelis.serve.keys import Caller, KeyFile, Keys, digest
-from pixelis.serve.request_handler import shown_to
+from pixelis.serve.request_handler import shown_to, verdict_for
 from pixelis.serve.state import GatewayState
 
 
@@ -222,3 +222,7 @@ def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:
     assert answer.verdict.votes[2].answer == "secret"
     assert shown_to(reader, answer) is answer
     assert shown_to(Caller(), answer) is answer
+    stored = verdict_for(shop, verdict)  # whose neighbours have no owners
+    assert "secret" not in stored.model_dump_json()
+    assert [v.answer for v in stored.votes] == ["4", None, None]
+    assert verdict_for(reader, verdict) == verdict

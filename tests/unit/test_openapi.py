@@ -29,6 +29,7 @@ BODIES = {
     "/v1/review/{id}": ("ReviewDecision", "DecisionReply"),
 }
 REPLIES = {
+    "/v1/responses/{id}": "ResponseObject",
     "/v1/files": "FileList",
     "/v1/files/{id}": "FileObject",
     "/v1/experiences": "ExperienceList",

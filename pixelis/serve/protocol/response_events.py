@@ -14,10 +14,13 @@ SERVER = "pixelis"
 
 
 class ResponseEvents:
-    """Builds ``output`` from the turns of one sample. Each method returns the events of what it adds."""
+    """Builds ``output`` from the turns of one sample. Each method returns the events of what it adds.
 
-    def __init__(self, dialect: str):
-        self.dialect = DIALECTS[dialect]
+    ``ids``: what the ids of its items share, random ones if empty.
+    """
+
+    def __init__(self, dialect: str, ids: str = ""):
+        self.dialect, self.ids = DIALECTS[dialect], ids
         self.output: list[dict[str, Any]] = []
         self.calls: list[int] = []
         """Places of the calls that have no result yet."""
@@ -35,7 +38,7 @@ class ResponseEvents:
         """A piece of the thought of the next turn."""
         events = self._start_over(attempt)
         if self.thought is None:
-            item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
+            item = {"id": self._id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
             opened, place = self._open(item, {"type": "reasoning_text", "text": ""})
             events, self.thought = events + opened, {**place, "text": ""}
         place = {name: value for name, value in self.thought.items() if name != "text"}
@@ -69,7 +72,7 @@ class ResponseEvents:
         kind, name = ("output_text", "text") if text is not None else ("refusal", "refusal")
         content = (text if text is not None else refusal) or ""
         part = {"type": kind, name: content, **({"annotations": [], "logprobs": log_probs} if text is not None else {})}
-        item = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        item = {"id": self._id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
         delta: dict[str, Any] = {"logprobs": log_probs} if text is not None else {}
         events, place = self._open(item, {**part, name: ""})
         events += [
@@ -83,6 +86,9 @@ class ResponseEvents:
         places, self.calls = self.calls, []
         thought = self._end_thought("incomplete")
         return thought + [event for place in places for event in self._done(place, status="incomplete")]
+
+    def _id(self, kind: str) -> str:
+        return f"{kind}_{self.ids}{len(self.output):04x}" if self.ids else new_id(kind)
 
     def _start_over(self, attempt: int) -> list[str]:
         events = self.finish() if attempt > self.attempt else []
@@ -98,7 +104,7 @@ class ResponseEvents:
 
     def _call(self, action: Action) -> list[str]:
         arguments = json.dumps({"target": action.target, **action.arguments} if action.target else action.arguments)
-        item: dict[str, Any] = {"id": new_id("mcp"), "type": "mcp_call", "server_label": SERVER, "name": action.op}
+        item: dict[str, Any] = {"id": self._id("mcp"), "type": "mcp_call", "server_label": SERVER, "name": action.op}
         item |= {"arguments": arguments, "output": None, "error": None, "status": "in_progress"}
         self.output.append(item)
         self.calls.append(len(self.output) - 1)

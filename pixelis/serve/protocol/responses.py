@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
-from pixelis.records import new_id
+from pixelis.records import Experience, Trajectory, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
@@ -20,8 +20,8 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.files import NamesFiles, file_url, is_clip
-from pixelis.serve.protocol.log_probs import answer_log_probs
-from pixelis.serve.protocol.openai import ChatCompletion, LenientModel, PixelisFields, Usage, unknown_model
+from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
+from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
@@ -207,8 +207,14 @@ class ResponsesRequest(NamesFiles):
                 yield item.message(f"input[{i}]", self._files)
 
 
+class ResponseDeleted(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
 class ResponseObject(BaseModel):
-    """Reply of ``POST /v1/responses``.
+    """Reply of ``POST /v1/responses`` and ``GET /v1/responses/{id}``.
 
     ``output`` is the winning sample: a ``reasoning`` item for each thought, an ``mcp_call`` item for each pixel operation (the
     service has executed it), and the ``message`` with the elected answer. The output of a stream has the thoughts and operations
@@ -242,6 +248,55 @@ class ResponseObject(BaseModel):
     pixelis: PixelisFields | None = None
 
 
+def response_id(experience_id: str) -> str:
+    """The id of the response that is stored as an experience."""
+    return PREFIX + experience_id.removeprefix("exp_")
+
+
+def stored_response(experience: Experience) -> ResponseObject | None:
+    """The response that an experience stores, as it was redacted; None if ``/v1/responses`` did not answer it."""
+    if experience.response is None:
+        return None
+    parameters, trajectory, verdict = dict(experience.response), experience.trajectory, experience.verdict
+    fields = PixelisFields(
+        confidence=verdict.confidence,
+        verdict=verdict,
+        policy_version=experience.policy_version,
+        operations=trajectory.operations_ok,
+        experience_id=experience.id,
+        remembered="yes",
+        seconds=parameters.pop("seconds"),
+    )
+    outcome = _outcome(trajectory, verdict.answer, None)
+    return ResponseObject(id=response_id(experience.id), **{**parameters, **outcome}, pixelis=fields)
+
+
+def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | None) -> dict[str, Any]:
+    """The output and status of a response with this ``answer``, which ``trajectory`` won."""
+    choice = Choice.of(0, answer, trajectory, ())
+    items = ResponseEvents(trajectory.dialect, trajectory.id.removeprefix("traj_"))
+    for turn in trajectory.turns:
+        items.turn(turn)
+    items.message(choice.message.content, choice.message.refusal, log_probs.model_dump()["content"] if log_probs else [])
+    truncated = choice.finish_reason == "length"
+    return {
+        "status": "incomplete" if truncated else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+        "output": items.output,
+    }
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    usage = Usage.of(answer.group.trajectories)
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
+
+
 class ResponsesFormat:
     """The ReplyFormat of ``/v1/responses``; streams have OpenAI's events.
 
@@ -268,10 +323,10 @@ class ResponsesFormat:
             learn=stored,
             answers=answers,
         )
-        self.query = dataclasses.replace(self.query, experience_id=new_id("exp"))
+        self.query = dataclasses.replace(self.query, experience_id=new_id("exp"), response=self._parameters)
         self.cache_key = reply_cache_key(f"/v1/responses {self.log_probs}", self.query, request.seed)
         self.base = ResponseObject(
-            id=PREFIX + (self.query.experience_id or "").removeprefix("exp_"),
+            id=response_id(self.query.experience_id or ""),
             created_at=int(time.time()),
             status="in_progress",
             model=model,
@@ -291,30 +346,22 @@ class ResponsesFormat:
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         """A ResponseObject."""
         completion = ChatCompletion.of(self.base.model, answer, time.monotonic() - self.started)
-        choice, usage = completion.choices[0], Usage.of(answer.group.trajectories)
-        items = ResponseEvents(answer.winner.dialect)
-        for turn in answer.winner.turns:
-            items.turn(turn)
         log_probs = None
         if self.log_probs:
-            (log_probs,) = await answer_log_probs(agent, [(choice.message.content, answer.winner)])
-        items.message(choice.message.content, choice.message.refusal, log_probs.model_dump()["content"] if log_probs else [])
-        truncated = choice.finish_reason == "length"
+            (log_probs,) = await answer_log_probs(agent, [(answer.verdict.answer, answer.winner)])
         changes = {
             "completed_at": int(time.time()),
-            "status": "incomplete" if truncated else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-            "output": items.output,
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.total_tokens,
-            },
+            "usage": _usage(answer),
             "pixelis": completion.pixelis,
+            **_outcome(answer.winner, answer.verdict.answer, log_probs),
         }
         return self.base.model_copy(update=changes).model_dump(mode="json")
+
+    def _parameters(self, answer: Answer) -> dict[str, Any]:
+        """What a stored response cannot take from its experience."""
+        changes = {"completed_at": int(time.time()), "usage": _usage(answer)}
+        parameters = self.base.model_copy(update=changes).model_dump(mode="json", exclude={"id", "status", "output", "pixelis"})
+        return {**parameters, "seconds": round(answer.seconds, 4)}
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
         """The cached response with this request's parameters and times. It keeps its id, that of its experience."""

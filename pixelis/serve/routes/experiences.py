@@ -44,6 +44,7 @@ from pixelis.serve.protocol.experiences import (
     FoundExperiences,
 )
 from pixelis.serve.protocol.question import search_query
+from pixelis.serve.request_handler import verdict_for
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ async def list_experiences(
     """List experiences, newest first, of one user or of all. `key` and all experiences need the scope `read`."""
     experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), _readable(caller, key, user)))
     next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
-    return ExperienceList(data=[_without_tokens(e) for e in experiences], next_before=next_before)
+    return ExperienceList(data=[_shown(e, caller) for e in experiences], next_before=next_before)
 
 
 @router.post("/v1/experiences/search", dependencies=SEARCH_CHECKS)
@@ -106,7 +107,7 @@ async def search_experiences(
     except TimeoutError:
         message = f"no result within {state.config.serve.timeout_s:g} s"
         raise ApiError(504, message, "timeout", retry_after_s=1.0) from None
-    matches = [FoundExperience(experience=_without_tokens(n.experience), similarity=n.similarity) for n in result.neighbours]
+    matches = [FoundExperience(experience=_shown(n.experience, caller), similarity=n.similarity) for n in result.neighbours]
     return FoundExperiences(data=matches, partial=result.partial)
 
 
@@ -115,20 +116,18 @@ async def get_experience(state: State, caller: Sender, id: EntityId) -> Experien
     """Read an experience with its pictures; of another key with the scope `read`."""
     experience = await _visible(state, caller, id)
     pictures = await state.with_timeout(_memory(state).pictures(id))
-    return ExperienceReply(experience=_without_tokens(experience), pictures=data_urls(pictures))
+    return ExperienceReply(experience=_shown(experience, caller), pictures=data_urls(pictures))
 
 
 @router.delete("/v1/experiences/{id}", dependencies=[Depends(require_writable)])
 async def delete_experience(state: State, caller: Sender, id: EntityId) -> DeletionReply:
     """Delete an experience from the memory, its updates that wait, and its cached replies; of another key with `steer`."""
-    memory = _memory(state)
     await state.agent.drain(ACTOR_TIMEOUT_S)  # it may be on its way into the memory
     if "steer" not in caller.scopes and not caller.owns((await _visible(state, caller, id)).user):
         raise ApiError(403, f"{caller.label} lacks the scope steer", "missing_scope")
-    await _forget(state, [id])
-    if not await state.with_timeout(memory.delete([id]), _delete_timeout_s(state)):
+    if not await remove_experience(state, caller, id):
         raise _unknown(id)
-    return await _deleted(state, caller, [id], {"ids": [id]})
+    return DeletionReply(deleted=1, ids=[id])
 
 
 @router.delete("/v1/experiences", dependencies=[Depends(require_writable)])
@@ -147,7 +146,18 @@ async def delete_user(
         ids += page
     late = await state.with_timeout(memory.delete_user(name), timeout_s)
     await _forget(state, late)
-    return await _deleted(state, caller, [*ids, *late], {"user": name})
+    ids += late
+    await _audit_deletion(state, caller, ids, {"user": name})
+    return DeletionReply(deleted=len(ids), ids=ids)
+
+
+async def remove_experience(state: GatewayState, caller: Caller, id: str) -> bool:
+    """Delete an experience, whoever owns it, its waiting updates and cached replies; False if none is stored."""
+    await _forget(state, [id])
+    if not await state.with_timeout(_memory(state).delete([id]), _delete_timeout_s(state)):
+        return False
+    await _audit_deletion(state, caller, [id], {"ids": [id]})
+    return True
 
 
 async def _visible(state: GatewayState, caller: Caller, id: str) -> Experience:
@@ -183,14 +193,13 @@ async def _forget(state: GatewayState, ids: list[str]) -> None:
         await state.call_evolution("forget", ids, timeout_s=_delete_timeout_s(state))
 
 
-async def _deleted(state: GatewayState, caller: Caller, ids: list[str], details: dict[str, Any]) -> DeletionReply:
+async def _audit_deletion(state: GatewayState, caller: Caller, ids: list[str], details: dict[str, Any]) -> None:
     if state.evolves:
         event = ("deletion", caller.label, "delete", "success", {**details, "count": len(ids)})
         try:
             await state.call_evolution("audit", *event)
         except (RayError, InfraFailure, ApiError):
             log.exception("a deletion is complete but could not be written to the audit log: %s", details)
-    return DeletionReply(deleted=len(ids), ids=ids)
 
 
 def _delete_timeout_s(state: GatewayState) -> float:
@@ -215,8 +224,9 @@ def _cursor(before: str) -> tuple[float, str]:
     return created_at, id or LAST_ID
 
 
-def _without_tokens(experience: Experience) -> Experience:
-    return experience.model_copy(update={"trajectory": without_tokens(experience.trajectory, {})})
+def _shown(experience: Experience, caller: Caller) -> Experience:
+    shown = {"trajectory": without_tokens(experience.trajectory, {}), "verdict": verdict_for(caller, experience.verdict)}
+    return experience.model_copy(update=shown)
 
 
 def data_urls(pictures: dict[str, bytes]) -> dict[str, str]:

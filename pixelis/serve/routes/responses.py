@@ -1,29 +1,39 @@
-"""``POST /v1/responses``: OpenAI's responses, which may continue a stored one."""
+"""``/v1/responses``: OpenAI's responses, which may continue a stored one. They are stored as experiences."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from pixelis.errors import DataFailure
 from pixelis.records import Exchange, Experience
 from pixelis.serve.agent import data_url
-from pixelis.serve.dependencies import Admitted, QuestionBody, RequestTiming, Sender, State
+from pixelis.serve.dependencies import Admitted, EntityId, QuestionBody, RequestTiming, Scoped, Sender, State, require_writable
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import Conversation
-from pixelis.serve.protocol.responses import PREFIX, RESPONSE_ID, ResponseObject, ResponsesFormat, ResponsesRequest
-from pixelis.serve.request_handler import respond, signed
+from pixelis.serve.protocol.responses import (
+    LOG_PROBS,
+    PREFIX,
+    RESPONSE_ID,
+    ResponseDeleted,
+    ResponseObject,
+    ResponsesFormat,
+    ResponsesRequest,
+    stored_response,
+)
+from pixelis.serve.request_handler import respond, signed, verdict_for
 from pixelis.serve.routes.chat import CHECKS, STREAM
-from pixelis.serve.state import GatewayState
+from pixelis.serve.routes.experiences import remove_experience
+from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
-router = APIRouter(tags=["questions"], dependencies=CHECKS)
+router = APIRouter(tags=["questions"], dependencies=[Depends(Scoped("ask"))])
 
 
-@router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAM}})
+@router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAM}}, dependencies=CHECKS)
 async def create_response(
     state: State,
     caller: Sender,
@@ -36,6 +46,44 @@ async def create_response(
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
     reply_format = await signed(state, ResponsesFormat, body, timing.started, caller)
     return await respond(state, reply_format, timing.deadline)
+
+
+@router.get("/v1/responses/{id}")
+async def get_response(state: State, caller: Sender, id: EntityId, request: Request) -> ResponseObject:
+    """Read a stored response: as it was redacted, with the thoughts and operations of the winning sample, without `logprobs`."""
+    for name, value in request.query_params.multi_items():
+        name = name.removesuffix("[]")
+        if (name == "include" and value != LOG_PROBS) or (name == "stream" and value == "false"):
+            continue
+        if name != "include_obfuscation":
+            raise ApiError(400, f"`{name[:100]}` is not supported: leave it out", "unsupported_parameter", name[:100])
+    experience = await _own(state, caller, id)
+    response = stored_response(experience.model_copy(update={"verdict": verdict_for(caller, experience.verdict)}))
+    if response is None:
+        raise _unknown(id)
+    return response
+
+
+@router.delete("/v1/responses/{id}", dependencies=[Depends(require_writable)])
+async def delete_response(state: State, caller: Sender, id: EntityId) -> ResponseDeleted:
+    """Delete a response and its experience, its updates that wait, and its cached replies."""
+    await state.agent.drain(ACTOR_TIMEOUT_S)  # it may be on its way into the memory
+    experience = await _own(state, caller, id)
+    if experience.response is None or not await remove_experience(state, caller, experience.id):
+        raise _unknown(id)
+    return ResponseDeleted(id=id)
+
+
+async def _own(state: GatewayState, caller: Caller, id: str) -> Experience:
+    """The experience of a response that this key has asked for. Raises ApiError 404."""
+    experience = await _experience(state, id)
+    if experience is None or not caller.owns(experience.user):
+        raise _unknown(id)
+    return experience
+
+
+def _unknown(id: str) -> ApiError:
+    return ApiError(404, f"Response with id '{id}' not found.", "response_not_found", "response_id")
 
 
 async def _conversation(state: GatewayState, caller: Caller, id: str, user: str | None) -> Conversation:
