@@ -111,7 +111,7 @@ class Source:
 def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.ndarray:
     """Convert a decoded frame to uint8 [H, W, 3], rotated for display and, with ``size`` (width, height), resized to it."""
     check_pixels(frame.width, frame.height, limit, "video")
-    pixels = frame.to_ndarray(format="rgb24")
+    pixels = frame.to_ndarray(format="rgb24", threads=1)
     if (orient := _orientation(frame)) is not None:
         pixels = np.ascontiguousarray(orient(pixels))
     if size is not None and (pixels.shape[1], pixels.shape[0]) != size:

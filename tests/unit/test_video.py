@@ -444,3 +444,21 @@ def test_the_sketch_of_a_clip_is_enough():
     clip = open_clip(encode(footage()), SETTINGS)
     bare = Clip(clip.data, clip.times, clip.width, clip.height, clip.container, "bare")
     assert all(np.array_equal(bare.frame(i), clip.frame(i)) for i in (70, 3, 40))
+
+
+def test_frames_are_read_without_starting_threads(tmp_path):
+    """A toolbox near its memory limit has no room for the stack of a thread."""
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(CONTAINERS["mp4 h264 with B-frames"]())
+    code = (
+        "import resource, sys; from pathlib import Path; from pixelis.config import ToolboxConfig\n"
+        "from pixelis.operations.video import open_clip; import numpy, av\n"
+        "used = int(Path('/proc/self/statm').read_text().split()[5]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (used + 400 * 2**20, -1))\n"
+        "clip = open_clip(sys.argv[1], ToolboxConfig()); print(len(list(clip.frames([0, 3, 40]))))"
+    )
+    limits = 'ulimit -s 1000000; exec "$@"'  # the stack of a thread is as large as that of the process
+    done = subprocess.run(
+        ["bash", "-c", limits, "bash", sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "3", done.stderr[-1000:]
