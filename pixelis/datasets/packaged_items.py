@@ -13,6 +13,7 @@ from PIL import Image
 
 from pixelis.datasets import cards, pasting
 from pixelis.datasets.cards import SPLITS
+from pixelis.datasets.corruptions import Corruption
 from pixelis.datasets.files import replace_file
 from pixelis.datasets.pasting import CutOut, Edges, photograph
 from pixelis.operations import masks
@@ -44,6 +45,7 @@ class Item:
     index: int
     folder: Path
     options: dict[str, str]
+    corruption: Corruption | None = None
 
     @property
     def id(self) -> str:
@@ -91,9 +93,12 @@ def shares(edges: Edges, width: int, height: int) -> Box:
 
 def picture_of(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "") -> Media:
     """The media of a picture, uint8 [h, w, 3], which is written unless it exists: photographs as JPEG, drawings as PNG."""
-    path = item.folder / f"{item.id}{part}{'.jpg' if photo else '.png'}"
+    name = item.id + part + ("" if item.corruption is None else f"-{item.corruption.kind}-{item.corruption.severity}")
+    path = item.folder / f"{name}{'.jpg' if photo else '.png'}"
     if not path.exists():
         file = io.BytesIO()
+        if item.corruption is not None:
+            pixels = item.corruption.apply(pixels, item.rng)
         image = Image.fromarray(np.ascontiguousarray(pixels))
         if photo:
             image.save(file, "JPEG", quality=92, subsampling=0)

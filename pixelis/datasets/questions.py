@@ -20,6 +20,7 @@ import numpy as np
 
 from pixelis.datasets import cards
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
+from pixelis.datasets.corruptions import corruption_of
 from pixelis.datasets.labels import OnLabels, labels_of, read_without_truths
 from pixelis.datasets.source_options import parse_options, whole_option
 from pixelis.errors import BadConfig, BadInput
@@ -247,16 +248,17 @@ def sampling_weight(question: Question) -> float:
 
 
 def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
-    options = _cards_options(source, "shift")
+    options = _cards_options(source, "shift", "corruption", "severity")
     scene = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
+    corruption = corruption_of(source, options)
     shift, follow_up, clips = options.get("shift", ""), *(_share_option(source, options, name) for name in ("follow_up", "clips"))
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
-            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up, clips))
+            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up, clips, corruption))
 
 
-def _cards_options(source: str, option: str) -> dict[str, str]:
-    return parse_options(source, ("split", "seed", "follow_up", "clips", option))[1]
+def _cards_options(source: str, *own: str) -> dict[str, str]:
+    return parse_options(source, ("split", "seed", "follow_up", "clips", *own))[1]
 
 
 def _share_option(source: str, options: dict[str, str], name: str) -> float:
