@@ -8,7 +8,8 @@ clips (`zoom_in`, `select_frames`), drawings, coins and photographs (`segment_ob
 photographs (`read_text`), and objects that move over footage (`select_frames`, `track_object`). Each question names the calls
 that it needs in `meta.expected_calls`, and can be answered by them: the oracle plays them. Then every policy answers all of them
 with complete episodes, by the configuration of `pixelis evaluate`, whose table has the same scores for any questions like these:
-`pixelis evaluate CONFIG data.evaluate=runs/capabilities/questions.jsonl`. `base=` is the model without an adapter.
+`pixelis evaluate CONFIG data.evaluate=runs/capabilities/questions.jsonl`. `base=` is the model without an adapter. Questions that
+DIR has already are not made again.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ ROOM = (
     "dialogue.max_context=4096",
     "learner.row_tokens=4096",
     "dialogue.max_images=32",
+    "dialogue.frames=1",
     "evaluate.questions=0",
 )
-"""Room for the longest of the expected episodes in the embedded model's dialogue; `key=value` on the command line goes first."""
+"""Room for the longest of the expected episodes in the embedded model's dialogue, and one frame of a clip in the prompt, so that
+others must be selected; `key=value` on the command line stands above these."""
 TASKS_BY_CAPABILITY = {
     "segmenting": ("attributes", ("shapes", "coins", "photos")),
     "reading": ("targeted_ocr", ("text",)),
@@ -113,15 +116,14 @@ def expected_calls(demonstration: Demonstration) -> list[ExpectedCall]:
     return calls
 
 
-def write_questions(config: Config, folder: Path, count: int) -> tuple[Path, list[Group], list[Group]]:
-    """The file of questions, and the episodes of the oracle and of a policy that never looks, which knows no answer either.
+def write_questions(config: Config, folder: Path, count: int) -> list[Group]:
+    """Write the file of questions; the episodes of the oracle.
 
     A demonstration that the dialogue has no room for is left out.
     """
-    player, path = Player(config, str(resolve(config.policy.model))), folder / "questions.jsonl"
-    oracle, blind = list[Group](), list[Group]()
+    player, oracle = Player(config, str(resolve(config.policy.model))), list[Group]()
     folder.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as out:
+    with (folder / "questions.jsonl").open("w", encoding="utf-8") as out:
         for capability in ("zooming", "cards in clips", *TASKS_BY_CAPABILITY):
             for demonstration in demonstrations(capability, count, folder):
                 try:
@@ -135,9 +137,7 @@ def write_questions(config: Config, folder: Path, count: int) -> tuple[Path, lis
                 question = Question(**fields)
                 out.write(question.model_dump_json() + "\n")
                 oracle.append(_group(question, trajectory))
-                silent = Trajectory(question_id=question.id, stop_reason=StopReason.NO_ACTION)
-                blind.append(_group(question, silent))
-    return path, oracle, blind
+    return oracle
 
 
 def _group(question: Question, trajectory: Trajectory) -> Group:
@@ -183,7 +183,13 @@ def main() -> None:
     results = dict[str, dict[str, Any]]()
     with driver("capabilities"):
         config = absolute(load(args.recipe, [*shared, f"run.dir={folder}"]))
-        _, oracle, blind = write_questions(config, folder, args.count)
+        played = folder / "trajectories-oracle.jsonl"
+        if played.exists():
+            oracle = [Group.model_validate_json(line) for line in played.read_text(encoding="utf-8").splitlines()]
+        else:
+            oracle = write_questions(config, folder, args.count)
+        silent = [Trajectory(question_id=group.question.id, stop_reason=StopReason.NO_ACTION) for group in oracle]
+        blind = [_group(group.question, trajectory) for group, trajectory in zip(oracle, silent, strict=True)]
         grader = Grader(config.rewards, folder)
         try:
             arms = [evaluate.graded(config, grader, name, groups) for name, groups in (("never", blind), ("oracle", oracle))]
