@@ -20,6 +20,8 @@ BURST, BURST_S = 4, 10.0
 
 Another gateway that died, or a learner that starts, then costs callers time, but no refusal.
 """
+AGE_S = 1.0
+"""Seconds of waiting that make up for one unit of priority."""
 MAX_CLIENTS = 10_000
 """Clients tracked at once; the one idle for longest is dropped first."""
 
@@ -43,32 +45,48 @@ def burst_limit(config: Config, generators: int | None = None) -> int:
     return config.serve.max_queue or BURST * running_limit(config, generators)
 
 
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A request that waits for a slot; the lowest ``rank`` is next."""
+
+    priority: int
+    rank: float
+    ready: asyncio.Future[None]
+
+
 class Admission:
     """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are refused at once.
 
-    In the first BURST_S seconds of an overload, which ends when nobody waits any more, ``burst`` may wait.
+    In the first BURST_S seconds of an overload, which ends when nobody waits any more, ``burst`` may wait. Where slots are short,
+    a lower priority goes first, but a unit of it is worth no more than AGE_S seconds of waiting. Where places are short, those
+    that wait with a priority above ``live`` make room, all but the next one of them, so that some of them are always answered.
     """
 
-    def __init__(self, running: int, waiting: int, burst: int = 0, clock: Callable[[], float] = time.monotonic):
-        self.slots, self.running, self.clock = asyncio.Semaphore(running), running, clock
-        self.waiting, self.burst = waiting, max(burst, waiting)
-        self.inside = self.surplus = 0
+    def __init__(
+        self,
+        running: int,
+        waiting: int,
+        burst: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        live: int = 0,
+    ):
+        self.running, self.waiting, self.burst, self.live, self.clock = running, waiting, max(burst, waiting), live, clock
+        self.free, self.queue = running, list[Waiter]()
+        self.inside = 0
         self.overloaded_since: float | None = None
         self.shed = 0
         self.mean_s = 1.0
 
     def require_room(self) -> None:
-        """Raises Overloaded with the expected waiting time if no further request may enter."""
+        """Raises Overloaded with the expected waiting time if no further request may enter, even before those of others."""
         if self.inside < self.running + self.waiting:
             return
         now = self.clock()
         if self.overloaded_since is None:
             self.overloaded_since = now
-        begins = now - self.overloaded_since < BURST_S
-        if self.inside >= self.running + (self.burst if begins else self.waiting):
-            self.shed += 1
-            wait = self.mean_s * (self.inside - self.running + 1) / self.running
-            raise Overloaded("too many requests are waiting", retry_after_s=min(max(wait, 1.0), MAX_RETRY_AFTER_S))
+        places = self.burst if now - self.overloaded_since < BURST_S else self.waiting
+        if self.inside - len(self._displaceable(self._rank(self.live))) >= self.running + places:
+            raise self._refuse()
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
@@ -84,25 +102,63 @@ class Admission:
 
     def resize(self, running: int, waiting: int, burst: int = 0) -> None:
         """Change the limits. A lower one takes effect as running requests end."""
-        self.surplus += self.running - running
+        self.free += running - self.running
         self.running, self.waiting, self.burst = running, waiting, max(burst, waiting)
-        while self.surplus < 0:
-            self.surplus += 1
-            self.slots.release()
+        self._admit()
 
     @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Wait for a free slot. Its duration updates the expected waiting time."""
-        await self.slots.acquire()
+    async def slot(self, priority: int) -> AsyncIterator[None]:
+        """Wait for a free slot. Its duration updates the expected waiting time. Raises Overloaded if others take its place."""
+        await self._acquire(priority)
         started = time.monotonic()
         try:
             yield
             self.mean_s += 0.1 * (time.monotonic() - started - self.mean_s)
         finally:
-            if self.surplus > 0:
-                self.surplus -= 1
-            else:
-                self.slots.release()
+            self.free += 1
+            self._admit()
+
+    async def _acquire(self, priority: int) -> None:
+        waiter = Waiter(priority, self._rank(priority), asyncio.get_running_loop().create_future())
+        if self.free <= 0 and len(self.queue) >= self.burst:
+            displaceable = self._displaceable(waiter.rank)
+            if not displaceable:
+                raise self._refuse()
+            self.queue.remove(displaceable[-1])
+            displaceable[-1].ready.set_exception(self._refuse())
+        self.queue.append(waiter)
+        self._admit()
+        try:
+            await waiter.ready
+        except asyncio.CancelledError:
+            if waiter in self.queue:
+                self.queue.remove(waiter)
+            elif not waiter.ready.cancelled() and waiter.ready.exception() is None:  # admitted in the meantime
+                self.free += 1
+                self._admit()
+            raise
+
+    def _admit(self) -> None:
+        """Give the free slots to those who are next."""
+        while self.free > 0 and self.queue:
+            waiter = min(self.queue, key=lambda waiter: waiter.rank)
+            self.queue.remove(waiter)
+            if not waiter.ready.cancelled():
+                self.free -= 1
+                waiter.ready.set_result(None)
+
+    def _rank(self, priority: int) -> float:
+        return self.clock() + AGE_S * priority
+
+    def _displaceable(self, rank: float) -> list[Waiter]:
+        """Those who make room for a request of this rank, the last one first at the end."""
+        behind = sorted((waiter for waiter in self.queue if waiter.priority > self.live), key=lambda waiter: waiter.rank)
+        return [waiter for waiter in behind[1:] if waiter.rank > rank]
+
+    def _refuse(self) -> Overloaded:
+        self.shed += 1
+        wait = self.mean_s * (self.inside - self.running + 1) / self.running
+        return Overloaded("too many requests are waiting", retry_after_s=min(max(wait, 1.0), MAX_RETRY_AFTER_S))
 
 
 class Uploads:

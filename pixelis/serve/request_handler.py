@@ -88,7 +88,7 @@ async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: floa
                 pictures = await state.agent.decode(reply_format.query)
                 return EventStream(_stream(state, reply_format, pictures, deadline), stack.pop_all())
             if reply is None:
-                async with state.admission.slot():
+                async with state.admission.slot(reply_format.query.sampling.priority):
                     answer = await state.agent.answer(reply_format.query)
                 reply = await _complete(state, reply_format, answer)
     except TimeoutError:
@@ -104,7 +104,7 @@ async def _stream(
         yield reply_format.stream_start()
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
-                await stack.enter_async_context(state.admission.slot())
+                await stack.enter_async_context(state.admission.slot(reply_format.query.sampling.priority))
             turns = until(deadline, state.agent.stream(reply_format.query, pictures))
             items = await stack.enter_async_context(contextlib.aclosing(turns))
             answer: Answer | None = None

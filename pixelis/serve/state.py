@@ -40,7 +40,8 @@ class GatewayState:
         self.config, self.agent = config, agent
         self.created = int(time.time())
         self.access = Access(config, key_digest, ingress)
-        self.admission = Admission(running_limit(config), waiting_limit(config), burst_limit(config))
+        limits = running_limit(config), waiting_limit(config), burst_limit(config)
+        self.admission = Admission(*limits, live=config.serve.priority)
         self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
         self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,14 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import load
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure, Overloaded
 from pixelis.serve.access import Access, Shield, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
-from pixelis.serve.keys import digest
+from pixelis.serve.keys import Caller, digest
 from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.request_handler import respond
 from pixelis.serve.responses import add_exception_handlers, api_error, until
+from pixelis.serve.state import GatewayState
 
 # -- admission ----------------------------------------------------------------------------------------------------------
 
@@ -50,6 +54,138 @@ def test_a_short_overload_delays_and_a_lasting_one_is_refused() -> None:
         request.__enter__()
     with pytest.raises(Overloaded):
         admission.enter().__enter__()
+
+
+async def wait_for_slot(admission: Admission, name: str, priority: int, order: list[str]) -> None:
+    try:
+        async with admission.slot(priority):
+            order.append(name)
+    except Overloaded:
+        order.append(f"{name} refused")
+
+
+def test_live_requests_go_before_batches_which_age() -> None:
+    async def run() -> list[str]:
+        clock, order = Clock(), list[str]()
+        admission = Admission(running=1, waiting=9, clock=clock)
+        async with asyncio.TaskGroup() as tasks, admission.slot(0):
+            for name, priority, pause in (
+                ("b1", 10, 1),
+                ("l1", 0, 1),
+                ("b2", 10, 1),
+                ("l2", 0, 7.5),
+                ("l3", 0, 2),
+                ("l4", 0, 0),
+            ):
+                tasks.create_task(wait_for_slot(admission, name, priority, order))
+                await asyncio.sleep(0)
+                clock.now += pause
+        return order
+
+    assert asyncio.run(run()) == ["l1", "l2", "b1", "l3", "b2", "l4"]
+
+
+def test_batches_that_wait_make_room_for_live_requests() -> None:
+    async def run() -> list[str]:
+        order = list[str]()
+        admission = Admission(running=1, waiting=3, clock=Clock())
+
+        async def request(name: str, priority: int) -> None:
+            try:
+                with admission.enter():
+                    await wait_for_slot(admission, name, priority, order)
+            except Overloaded:
+                order.append(f"{name} kept out")
+
+        async with asyncio.TaskGroup() as tasks:
+            with admission.enter():
+                async with admission.slot(0):
+                    for name, priority in (("b1", 10), ("b2", 10), ("b3", 10), ("b4", 10), ("l1", 0), ("l2", 0), ("l3", 0)):
+                        tasks.create_task(request(name, priority))
+                        for _ in range(3):  # a refused request leaves before the next one arrives
+                            await asyncio.sleep(0)
+        assert (admission.inside, admission.free, admission.queue, admission.shed) == (0, 1, [], 4)
+        return order
+
+    # The first batch keeps its place: otherwise none would ever be answered while live requests alone are too many.
+    assert asyncio.run(run()) == ["b4 refused", "b3 refused", "b2 refused", "l3 kept out", "l1", "l2", "b1"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["arrive", "leave", "cancel", "resize"]), st.integers(0, 9)), max_size=40))
+def test_slots_are_given_in_the_order_of_ranks(moves: list[tuple[str, int]]) -> None:
+    """However requests come, end, give up and the limit changes: no slot is lost, none goes to a later rank first."""
+
+    async def run() -> None:
+        clock = Clock()
+        admission = Admission(running=2, waiting=50, clock=clock)
+        waiting, running = list[asyncio.Task[None]](), list[asyncio.Event]()
+
+        async def request(priority: int) -> None:
+            done, rank = asyncio.Event(), clock.now + priority
+            async with admission.slot(priority):
+                assert all(rank <= waiter.rank for waiter in admission.queue)
+                running.append(done)
+                await done.wait()
+
+        for kind, number in moves:
+            clock.now += 0.5
+            if kind == "arrive":
+                waiting.append(asyncio.create_task(request(number)))
+            elif kind == "leave" and running:
+                running.pop(number % len(running)).set()
+            elif kind == "cancel" and waiting:
+                waiting.pop(number % len(waiting)).cancel()
+            elif kind == "resize":
+                admission.resize(1 + number % 4, 50)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        while not all(task.done() for task in waiting):
+            for done in running:
+                done.set()
+            await asyncio.sleep(0)
+        assert (admission.free, admission.queue) == (admission.running, [])
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_with_its_own_priority() -> None:
+    async def run() -> list[str]:
+        order = list[str]()
+
+        async def answer(query: Any) -> Any:
+            order.append(query.name)
+            return SimpleNamespace(
+                verdict=SimpleNamespace(partial=False),
+                seconds=0.0,
+                retrieval_id="",
+                neighbours=[],
+                cold_start=False,
+                remembered="no",
+            )
+
+        async def decoded_bytes(query: Any) -> int:
+            return 0
+
+        agent: Any = SimpleNamespace(answer=answer, decoded_bytes=decoded_bytes)
+        state = GatewayState(load(None, ["engine.workers=1", "engine.max_num_seqs=4", "serve.samples=4"]), agent, None)
+        deadline = asyncio.get_running_loop().time() + 60
+
+        def request(name: str, priority: int) -> Any:
+            async def reply(agent: Any, answer: Any) -> dict[str, Any]:
+                return {}
+
+            query = SimpleNamespace(name=name, sampling=SamplingParams(priority=priority))
+            reply_format: Any = SimpleNamespace(caller=Caller(), query=query, cache_key=None, stream=False, reply=reply)
+            return respond(state, reply_format, deadline)
+
+        async with asyncio.TaskGroup() as tasks, state.admission.slot(0):
+            for name, priority in (("batch", 10), ("live", 0)):
+                tasks.create_task(request(name, priority))
+                while not any(waiter.priority == priority for waiter in state.admission.queue):
+                    await asyncio.sleep(0)
+        return order
+
+    assert asyncio.run(run()) == ["live", "batch"]
 
 
 def test_a_configured_queue_holds_no_more() -> None:

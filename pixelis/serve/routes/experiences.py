@@ -102,7 +102,7 @@ async def search_experiences(
     try:
         async with asyncio.timeout_at(timing.deadline):
             size = await state.agent.decoded_bytes(query)
-            async with state.pictures.reserve(size), state.admission.slot():
+            async with state.pictures.reserve(size), state.admission.slot(state.config.serve.priority):
                 result = await state.agent.search(query, body.k, owner, ACTOR_TIMEOUT_S)
     except TimeoutError:
         message = f"no result within {state.config.serve.timeout_s:g} s"
