@@ -88,12 +88,7 @@ def demonstrations(capability: str, count: int, folder: Path) -> Iterator[Demons
 
 
 def expected_calls(demonstration: Demonstration) -> list[ExpectedCall]:
-    """The calls of a demonstration with what the annotations, or the card world, say about their places."""
-    if "colour" in demonstration.meta:
-        second, box = demonstration.meta.get("second"), tuple(demonstration.meta["box"])
-        media = demonstration.media[0].id
-        select = [] if second is None else [ExpectedCall(op="select_frames", media=media, frames=[second])]
-        return [*select, ExpectedCall(op="zoom_in", media=media, frame=second, box=box)]
+    """The calls of a demonstration with what the annotations say about their places."""
     images = [ImageView(id=media.id) for media in demonstration.media]
     images += [image for step in demonstration.steps if step.observation for image in step.observation.images]
     calls, notes = list[ExpectedCall](), demonstration.annotations
@@ -131,10 +126,12 @@ def write_questions(config: Config, folder: Path, count: int) -> list[Group]:
                 except DataFailure as failure:
                     print(f"left out: {failure.message}")
                     continue
-                calls = [call.model_dump(mode="json", exclude_none=True) for call in expected_calls(demonstration)]
+                meta = dict(demonstration.meta)
+                if demonstration.annotations is not None:
+                    calls = expected_calls(demonstration)
+                    meta["expected_calls"] = [call.model_dump(mode="json", exclude_none=True) for call in calls]
                 fields = {name: getattr(demonstration, name) for name in Question.model_fields}
-                fields |= {"annotations": None, "meta": {**demonstration.meta, "expected_calls": calls}}
-                question = Question(**fields)
+                question = Question(**{**fields, "annotations": None, "meta": meta})
                 out.write(question.model_dump_json() + "\n")
                 oracle.append(_group(question, trajectory))
     return oracle

@@ -56,6 +56,11 @@ RUNS = {
         20,
         "run/report.json",
     ),
+    "capabilities": Run(
+        f"{PYTHON} benchmarks.capabilities --count 60 --dir {{dir}}/run --policy base= --policy rft={{rft}}",
+        12,
+        "run/capabilities.json",
+    ),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
     "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 8),
     "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 10),

@@ -16,6 +16,7 @@ from pixelis.actors.group_views import GroupViews, Views, fetch_groups
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
+from pixelis.evaluation.causes import cause_of, one_of_each
 from pixelis.evaluation.outputs import file_name
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
@@ -33,13 +34,21 @@ FRAME_PIXELS = 1280
 def choose(
     arm: str, groups: list[Group], views: Sequence[GroupViews | None], count: int
 ) -> list[tuple[str, Group, GroupViews | None]]:
-    """Up to `count` episodes as (arm, group, views): the first right and the first wrong ones, half of each if possible."""
+    """Up to `count` episodes as (title, group, views): the first right and the first wrong ones, half of each if possible.
+
+    Causes of errors alternate where they are known, and the title names them.
+    """
     pairs = list(zip(groups, views, strict=True))
     right = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) > 0]
     wrong = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) <= 0]
+    wrong = [wrong[position] for position in one_of_each([group for group, _ in wrong])]
     half = min(len(wrong), max(count // 2, count - len(right)))
     chosen = right[: count - half] + wrong[:half]
-    return [(arm, group, refs) for group, refs in chosen[:count]]
+    causes = [cause_of(group, group.trajectories[0]) for group, _ in chosen]
+    return [
+        (arm if cause is None else f"{arm}: {cause}", group, refs)
+        for cause, (group, refs) in zip(causes[:count], chosen[:count], strict=True)
+    ]
 
 
 @ray.remote(num_cpus=0)

@@ -382,7 +382,7 @@ def question_row(
         "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift, corruption=corruption)}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift},
+        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": [_zoom(card, "img0")]},
     }
     if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
@@ -398,6 +398,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
+    calls = [{"op": "select_frames", "media": "vid0", "frames": [second]}, {**_zoom(card, "vid0"), "frame": second}]
     frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
     return {
         "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
@@ -405,8 +406,20 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
         "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "second": second},
+        "meta": {
+            "colour": card.colour,
+            "box": list(card.box),
+            "shift": shift,
+            "second": second,
+            "expected_calls": calls,
+        },
     }
+
+
+def _zoom(card: Card, media: str) -> dict[str, Any]:
+    """The call that shows a card's digit, see `pixelis.evaluation.capabilities`."""
+    left, top = card.left + FRAME, card.top + FRAME
+    return {"op": "zoom_in", "media": media, "box": [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]}
 
 
 @functools.lru_cache(maxsize=len(SPLITS))

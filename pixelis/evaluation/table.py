@@ -55,6 +55,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _difference("minus baseline", summary["baseline"])
     if "capabilities" in summary:
         yield from _capabilities(summary["capabilities"])
+    if summary.get("error_causes"):
+        yield "wrong", ", ".join(f"{cause} {count}" for cause, count in summary["error_causes"].items() if count)
     use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
     yield "pixel reasoning", use
     if summary["unscored"]:

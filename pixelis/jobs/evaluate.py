@@ -35,6 +35,7 @@ from pixelis.datasets.readers.base import read_json
 from pixelis.errors import BadInput, DataFailure, MissingFile
 from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.capabilities import capabilities
+from pixelis.evaluation.causes import error_causes
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
@@ -127,7 +128,7 @@ def summary_of(
     metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
     metrics |= count_errors(groups, answers_of([t for group in groups for t in group.trajectories], config.rewards, services))
     if uses := capabilities(groups):
-        metrics["capabilities"] = uses
+        metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
 
 

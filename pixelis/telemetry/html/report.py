@@ -32,6 +32,8 @@ class Result:
     tool_error_rate: float | None
     called: bool
     questions: Any
+    causes: dict[str, Any]
+    """Number of wrong episodes by cause."""
 
     @property
     def bar(self) -> tuple[float, float, float]:
@@ -101,6 +103,7 @@ def _result(arm: Mapping[str, Any], name: str | None = None) -> Result:
         tool_error_rate=errors,
         called=bool(rapr or errors) if calls is None else calls != 0,
         questions=arm.get("n", "–"),
+        causes=causes if isinstance(causes := arm.get("error_causes"), dict) else {},
     )
 
 

@@ -1,0 +1,72 @@
+"""Why episodes are wrong: the first step on the way from the picture to the answer that went wrong.
+
+Known for questions that name their ``meta.expected_calls``, by what the calls of the episode show of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pixelis.evaluation.capabilities import SCORES, Call, ExpectedCall, executed_calls, expected_calls
+from pixelis.records import Group, StopReason, Trajectory
+
+Cause = Literal["no answer", "never looked", "looked elsewhere", "misread", "reasoned wrongly"]
+CAUSES: tuple[Cause, ...] = ("no answer", "never looked", "looked elsewhere", "misread", "reasoned wrongly")
+MIN_SCORE = 0.5
+"""Score from which on calls show what they should."""
+SHOWS_ONLY = ("zoom_in", "select_frames")
+"""Operations that show something and say nothing about it: the policy itself must read it."""
+
+
+def cause_of(group: Group, trajectory: Trajectory) -> Cause | None:
+    """The cause of a wrong answer, the first of `CAUSES`; None if it is right or not scored, or expected calls are unknown.
+
+    - ``no answer``: the episode ended without one.
+    - ``never looked``: no call succeeded.
+    - ``looked elsewhere``: the calls do not show what the question is about, or the last of them that it needs was not made.
+    - ``misread``: they show it, but the text that `read_text` gave is another, or the policy read a view wrongly.
+    - ``reasoned wrongly``: the operations said what it takes to answer.
+    """
+    expected = expected_calls(group)
+    if not expected or trajectory.rewards.get("accuracy", 1.0) > 0.5:
+        return None
+    if trajectory.answer is None and trajectory.stop_reason != StopReason.ANSWER:
+        return "no answer"
+    calls = [call for call in executed_calls(trajectory) if call.observation.status == "ok"]
+    if not calls:
+        return "never looked"
+    if not all(_is_shown(calls, truth) for truth in expected):
+        return "looked elsewhere"
+    last = expected[-1]
+    if last.op in SHOWS_ONLY or (last.op == "read_text" and _score(calls, last) < 1):
+        return "misread"
+    return "reasoned wrongly"
+
+
+def _is_shown(calls: Sequence[Call], truth: ExpectedCall) -> bool:
+    """Whether the calls show what is expected."""
+    if truth.op not in SCORES:
+        return any(call.action.op == truth.op for call in calls)
+    return _score(calls, truth) >= MIN_SCORE
+
+
+def _score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    return SCORES[truth.op][1]([call for call in calls if call.action.op == truth.op], truth)
+
+
+def error_causes(groups: Sequence[Group]) -> dict[str, Any]:
+    """Number of wrong episodes by cause, in the order of `CAUSES`; empty if none is known."""
+    counts = Counter(cause for group in groups for t in group.trajectories if (cause := cause_of(group, t)) is not None)
+    return {cause: counts[cause] for cause in CAUSES} if counts else {}
+
+
+def one_of_each(groups: Sequence[Group]) -> list[int]:
+    """The positions of the groups in such an order that causes of their first episodes alternate; else as they are."""
+    seen, ranks = Counter[Cause | None](), []
+    for position, group in enumerate(groups):
+        cause = cause_of(group, group.trajectories[0])
+        ranks.append((seen[cause], position))
+        seen[cause] += 1
+    return [position for _, position in sorted(ranks)]
