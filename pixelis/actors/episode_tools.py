@@ -52,7 +52,10 @@ class EnvironmentTools:
         return await self._call(Call(action, images, objects, episode=self.episode))
 
     async def _call(self, call: Call) -> Outcome:
-        observation, views = await self.pool.execute_on(self.worker, call, self.opened)
+        with tracing.span(call.action.op, environment=self.question.environment) as span:
+            observation, views = await self.pool.execute_on(self.worker, call, self.opened)
+            if observation.status == "error":
+                tracing.failed(span, observation.code or "")
         if (observation.code or "").startswith("environment_"):
             raise InfraFailure(observation.text, code=observation.code)
         return observation, views

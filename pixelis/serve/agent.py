@@ -25,6 +25,7 @@ from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
+from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
@@ -76,18 +77,22 @@ class Agent:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
-    async def decoded_bytes(self, query: AgentQuery) -> int:
-        """Size of the decoded pictures and clips of a query, from their headers. Raises BadImage for those outside the caps."""
-        return await asyncio.to_thread(self._decoded_bytes, query)
+    async def measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
+        """The query with its clips as encoded bytes, and the size of its pictures and clips once decoded, from their headers.
 
-    def _decoded_bytes(self, query: AgentQuery) -> int:
+        Raises BadImage for those outside the caps.
+        """
+        return await asyncio.to_thread(self._measure, query)
+
+    def _measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
         caps, limit, frames = self.clip_caps, self.config.serve.max_request_pixels, self.config.dialogue.frames
         pixels = sum(image_pixels(url, caps.max_image_bytes, caps.max_image_pixels) for url in query.images)
-        pixels += sum(frames * clip_pixels(url, caps) for url in query.clips)
+        clips = [read_encoded(clip, caps.max_video_bytes, "video") for clip in query.clips]
+        pixels += sum(frames * clip_pixels(clip, caps) for clip in clips)
         if pixels > limit:
             message = f"the pictures of the request have {pixels} pixels, more than {limit}"
             raise BadImage(message, code="image_too_many_pixels", fix="send fewer or smaller pictures")
-        return 3 * pixels + sum(map(len, query.clips))
+        return replace(query, clips=clips), 3 * pixels + sum(map(len, clips))
 
     async def decode(self, query: AgentQuery) -> Pictures:
         """Decode the pictures of a query. Raises BadImage for damaged pictures and those outside the caps."""
@@ -98,7 +103,7 @@ class Agent:
     def _decode_all(self, query: AgentQuery) -> Pictures:
         pictures = {f"img{number}": self._decode(url, query.operations) for number, url in enumerate(query.images)}
         media = [Media(id=id, uri=p.uri, height=p.height, width=p.width) for id, p in pictures.items()]
-        clips = {f"vid{number}": open_clip(url, self.clip_caps) for number, url in enumerate(query.clips)}
+        clips = {f"vid{number}": open_clip(clip, self.clip_caps) for number, clip in enumerate(query.clips)}
         media += [
             Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
             for name, clip in clips.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +17,8 @@ from pixelis.serve.answer_format import AnswerFormat
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
-    """A validated question. ``images`` and ``clips`` are data URLs; ``history`` names them by id (``img0``, ``vid0``, ...).
+    """A validated question. ``images`` and ``clips`` are data URLs, clips also encoded bytes; ``history`` names them by id
+    (``img0``, ``vid0``, ...).
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
     ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped. ``experience_id`` is the id to store
@@ -32,7 +33,7 @@ class AgentQuery:
     max_turns: int = 1
     learn: bool = True
     remember: bool | Literal["later"] = True
-    clips: list[str] = field(default_factory=list)
+    clips: Sequence[str | bytes] = ()
     history: list[Exchange] = field(default_factory=list)
     user: str | None = None
     voter: str = ""

@@ -81,7 +81,7 @@ async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: floa
         async with asyncio.timeout_at(deadline), contextlib.AsyncExitStack() as stack:
             reply = await _cached_reply(state, reply_format)
             if reply is None:
-                size = await state.agent.decoded_bytes(reply_format.query)
+                reply_format.query, size = await state.agent.measure(reply_format.query)
                 await stack.enter_async_context(state.pictures.reserve(size))
             if reply_format.stream and reply is None:
                 # Decoded first: once a stream has begun, its status can no longer report bad pictures.

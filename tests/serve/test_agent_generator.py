@@ -126,13 +126,16 @@ def test_conversations_and_questions_without_pictures_are_answered(generator: Ac
 
 
 def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHandle) -> None:
-    url = "data:video/mp4;base64," + base64.b64encode(encode(footage(count=24))).decode()
+    clip = encode(footage(count=24))
+    url = "data:video/mp4;base64," + base64.b64encode(clip).decode()
 
     async def ask() -> tuple[Answer, tuple[Observation, list[Any]]]:
         config = load(None, OVERRIDES)
         agent = Agent(config, Backends(("streaming-generator",), "pixelis"))
         query = AgentQuery("What moves?", [], 2, SamplingParams(1.0, seed=1), max_turns=2, clips=[url])
-        assert 3 * 160 * 96 * config.dialogue.frames < await agent.decoded_bytes(query) < 10_000_000
+        query, size = await agent.measure(query)
+        assert query.clips == [clip], "its URL would be decoded again for the frames"
+        assert 3 * 160 * 96 * config.dialogue.frames < size < 10_000_000
         pictures = await agent.decode(query)
         answer = await agent.answer(query, pictures)
         pool = ToolboxPool(config, VIEW_MULTIPLE, "thousand")

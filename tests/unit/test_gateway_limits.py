@@ -163,10 +163,10 @@ def test_a_request_waits_with_its_own_priority() -> None:
                 remembered="no",
             )
 
-        async def decoded_bytes(query: Any) -> int:
-            return 0
+        async def measure(query: Any) -> tuple[Any, int]:
+            return query, 0
 
-        agent: Any = SimpleNamespace(answer=answer, decoded_bytes=decoded_bytes)
+        agent: Any = SimpleNamespace(answer=answer, measure=measure)
         state = GatewayState(load(None, ["engine.workers=1", "engine.max_num_seqs=4", "serve.samples=4"]), agent, None)
         deadline = asyncio.get_running_loop().time() + 60
 

@@ -183,7 +183,10 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "route": route,
             "question": query.question,
             "history": [exchange.model_dump() for exchange in query.history],
-            "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images + query.clips],
+            "pictures": [
+                hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest()
+                for source in [*query.images, *query.clips]
+            ],
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
             "top_log_probs": sampling.top_log_probs,
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),

@@ -101,7 +101,7 @@ async def search_experiences(
     query = search_query(state.config, body.text, body.image)
     try:
         async with asyncio.timeout_at(timing.deadline):
-            size = await state.agent.decoded_bytes(query)
+            query, size = await state.agent.measure(query)
             async with state.pictures.reserve(size), state.admission.slot(state.config.serve.priority):
                 result = await state.agent.search(query, body.k, owner, ACTOR_TIMEOUT_S)
     except TimeoutError:
