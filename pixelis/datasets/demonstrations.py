@@ -21,7 +21,7 @@ from pixelis.operations.environment import Environment, environment_of, observe,
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Demonstration, ImageView, Observation, Question, Step, StopReason, Trajectory, Turn
+from pixelis.records import Action, Demonstration, ImageView, Observation, Question, Step, StopReason, Trajectory, Turn, Verbatim
 
 
 class Player:
@@ -74,6 +74,30 @@ class Player:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
         return trajectory, views
 
+    def turn_lengths(self, question: Demonstration) -> list[int]:
+        """Tokens of each turn that is learnt, the stop token included, without opening the media.
+
+        Coordinates in pixels count as in a picture of 1000 x 1000. A call that the dialect cannot write counts as 0.
+        """
+        in_environment = environment_of(question, self.renderer.environments) is not None
+        default = "" if in_environment else default_target({item.id: item for item in question.media})
+        lengths = list[int]()
+        for step in (step for step in question.turns if step.learn):
+            verbatim = self._verbatim(step)
+            actions = [Action(op=step.op or "", target=step.target or default, arguments=step.arguments), *step.further]
+            others = (str(action.arguments.get("other")) for action in actions)
+            names = dict.fromkeys([default, *(action.target for action in actions), *others])
+            images = [ImageView(id=name, view_size=(1000, 1000)) for name in names]
+            try:
+                if verbatim is not None:
+                    turn = self.renderer.verbatim(verbatim.text)
+                else:
+                    turn = self.renderer.assistant(actions if step.answer is None else step.answer, step.think, images)
+                lengths.append(len(turn.tokens))
+            except OperationError:
+                lengths.append(0)
+        return lengths
+
     def _begin(
         self, question: Demonstration, media: Mapping[str, np.ndarray | Clip]
     ) -> tuple[Trajectory, list[np.ndarray], Environment | None]:
@@ -122,11 +146,15 @@ class Player:
         return results
 
     def _answer(self, step: Step, images: list[ImageView]) -> Turn:
-        if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name:
-            return self.renderer.verbatim(step.verbatim.text).model_copy(update={"learn": step.learn})
+        if (verbatim := self._verbatim(step)) is not None:
+            return self.renderer.verbatim(verbatim.text).model_copy(update={"learn": step.learn})
         assert step.answer is not None
         turn = self.renderer.assistant(step.answer, step.think, images)
         return turn.model_copy(update={"learn": step.learn})
+
+    def _verbatim(self, step: Step) -> Verbatim | None:
+        """The turn as its row has it, if that is in the run's dialect."""
+        return step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
 
     def _call(
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
@@ -134,7 +162,7 @@ class Player:
         """The turn of a call, the actions to execute, and the error that takes the place of their results, if any."""
         action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
         actions = [action, *step.further]
-        verbatim = step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
+        verbatim = self._verbatim(step)
         if step.op is None:
             assert step.verbatim is not None
             turn = self.renderer.verbatim(step.verbatim.text)

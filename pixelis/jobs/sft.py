@@ -5,6 +5,7 @@ Result: checkpoints in run.dir/checkpoints, each with an adapter (or model) for 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +19,18 @@ from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
+from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig
 from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
+from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
 
 STORE = "demonstrations"
 """Folder in run.dir with the training demonstrations."""
+CHECKED_ROWS = 1000
+"""Most demonstrations whose turns are measured before training."""
 SHOWN = ("policy/loss", "evaluate/loss", "evaluate/accuracy", "curriculum/stage")
 
 
@@ -106,7 +111,22 @@ def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
         sampler.check(config.sft.curriculum.stages)
     levels = {level: len(pool) for level, pool in zip(LEVELS, sampler.pools[1:], strict=True)}
     EventLog(folder).write("demonstrations", rows=len(store), used=len(sampler), refused=store.refused, levels=levels)
+    warn_of_long_turns(config, store, sampler)
     return sampler
+
+
+def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: BatchSampler) -> None:
+    """Say how many turns are longer than a policy's turns may be. Of many rows, CHECKED_ROWS are read."""
+    player, limit = Player(config, str(resolve(config.policy.model))), config.dialogue.max_turn_tokens
+    rows = sampler.pools[0][:: -(-len(sampler) // CHECKED_ROWS)].tolist()
+    lengths = [length for row in rows for length in player.turn_lengths(store[row])]
+    if long := [length for length in lengths if length > limit]:
+        print(
+            f"warning: {len(long)} of {len(lengths)} turns in {len(rows)} demonstrations have more than dialogue.max_turn_tokens "
+            f"{limit}, up to {max(long)} tokens: the policy learns them, but its own turns are cut off there\n"
+            f"  raise dialogue.max_turn_tokens, also for rft, evaluate and serve, or shorten the turns",
+            file=sys.stderr,
+        )
 
 
 def main() -> None:

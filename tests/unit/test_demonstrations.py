@@ -11,13 +11,14 @@ import tiny_policy
 from PIL import Image
 
 from pixelis.actors.demonstrations import HeldOut
-from pixelis.config import Config, parse
+from pixelis.config import Config, DataConfig, RunConfig, parse
 from pixelis.datasets.cards import FRAME, render
 from pixelis.datasets.demonstration_store import DemonstrationStore
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.errors import BadImage, DataFailure
+from pixelis.jobs import sft
 from pixelis.records import Demonstration, Media, StopReason, Trajectory
 
 SIDE = 256
@@ -82,6 +83,31 @@ def test_the_crop_shown_is_the_region_of_the_picture_itself(
     assert (crop.id, crop.parent, crop.source_size, crop.view_size) == ("obs1", "img0", (64, 64), (64, 64))
     assert crop.box == pytest.approx((0.25, 0.5, 0.5, 0.75))
     assert trajectory.observations[0].status == "ok"
+
+
+def test_lengths_of_turns_are_known_without_the_media(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
+    mistake = {"op": "zoom_in", "box": [0.1, 0.1, 0.9, 0.9], "learn": False}
+    demonstration = row(mistake, zoom([0.25, 0.5, 0.5, 0.75]), zoom([0.0, 0.0, 1.0, 0.5], "obs2"), {"think": "so", "answer": "7"})
+    trajectory, _ = player.play(demonstration)
+    played = [len(turn.tokens) for turn in trajectory.turns if turn.is_policy and turn.learn]
+    picture.unlink()
+    assert player.turn_lengths(demonstration) == played
+
+
+def test_training_warns_once_of_turns_that_would_be_cut_off(
+    row: Callable[..., Demonstration], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long, short = row({"think": "a word " * 50, "answer": "7"}), row({"answer": "7"})
+    source = tmp_path / "rows.jsonl"
+    rows = [r.model_copy(update={"id": f"q{n}"}) for n, r in enumerate((short, long, short))]
+    source.write_text("".join(f"{r.model_dump_json()}\n" for r in rows))
+    place = {"data": DataConfig(demonstrations=str(source)), "run": RunConfig(dir=str(tmp_path))}
+    sft.prepare(settings().model_copy(update=place), tmp_path, resumed=False)
+    warning = capsys.readouterr().err
+    assert warning.count("warning:") == 1
+    assert "1 of 3 turns in 3 demonstrations have more than dialogue.max_turn_tokens 32" in warning
+    sft.prepare(settings(max_turn_tokens=500).model_copy(update=place), tmp_path, resumed=True)
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
