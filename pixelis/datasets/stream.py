@@ -36,8 +36,6 @@ READERS = 4
 """Tasks that read at the same time."""
 TASKS = 128
 """Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
-CARDS = 1000
-"""Questions of `cards:` that one task generates."""
 SCHEMA = pa.schema(
     {
         "id": pa.string(),
@@ -106,11 +104,9 @@ def question_stream(
             on_labels(result.id, Labels(*json.loads(cut)))
         return result
 
-    if source.startswith("cards:"):
-        for first in itertools.count(start, CARDS * TASKS):
-            starts = range(first, first + CARDS * TASKS, CARDS)
-            for row in _execute("Cards", [functools.partial(_read_cards, source, seed, n, data.limit, labels) for n in starts]):
-                yield question(row["text"], row["labels"])
+    if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
+        yield from read_questions(source, seed, start, data.limit, on_labels=on_labels)
+        return
     passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True, labels=labels)])
     budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
     for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows):
@@ -220,13 +216,6 @@ def _read_part(records: Records, part: Part, name: str | None, row: Callable[[Re
     yield from map(row, records.read(part, name))
     if is_last:
         yield END
-
-
-def _read_cards(source: str, seed: int, start: int, limit: int, labels: bool) -> Iterator[dict]:
-    cut: dict[str, Labels] = {}
-    questions = read_questions(source, seed, start, limit, on_labels=None if labels else cut.__setitem__)
-    for question in itertools.islice(questions, CARDS):
-        yield END | {"text": question.model_dump_json(), "labels": _json(cut.pop(question.id, None))}
 
 
 def _json(labels: Labels | None) -> str | None:
