@@ -1,14 +1,15 @@
-"""The learning trap: does reinforcement learning discover that zooming helps when the first zooms are rare, or do not help?
+"""The learning trap: does reinforcement learning discover that zooming helps when the first zooms are rare, or miss?
 
-    python -m benchmarks.learning_trap [--steps 25] [--seeds 42 1337 2024] [--dir runs/trap]
-    python -m benchmarks.learning_trap --starts rare-5 rare-2 rare-0.5 --sft-seed 42 --dir runs/trap-rare
+    python -m benchmarks.learning_trap [--starts precise imprecise] [--steps 25] [--seeds 42 1337 2024] [--dir runs/trap]
+    python -m benchmarks.learning_trap --starts rare-5 rare-2 rare-0.5 --dir runs/trap-rare
 
 Initial policies are trained on demonstrations of which 70 % answer without an operation. The others zoom in on the card in
 question (`precise`) or miss it by up to 0.15 of the picture (`imprecise`). The `rare` starts learn from few that zoom in, so that
-about 5, 2 and 0.5 % of sampled episodes do; the rate is measured. From each policy, GRPO runs with three rewards: plain
-(accuracy and format), Pixel-Reasoner (arXiv 2505.15966) and Pixelis (curiosity by a trained dynamics model, coherence, penalties
-for misuse). Prints held-out accuracy and the rate of pixel reasoning (RaPR) of every run. Writes the curves to DIR/trap.html and
-all results to DIR/trap.json. Runs that are already finished in DIR are not repeated, so an interrupted benchmark can be
+about 5, 2 and 0.5 % of sampled episodes do; the rate is measured. From each policy, GRPO runs with several rewards as the arms of
+an ablation with the reference `plain` (accuracy and format): Pixel-Reasoner (arXiv 2505.15966) as its paper and as its code
+compute it, Pixelis (curiosity by a trained dynamics model, coherence, penalties for misuse) with all weights, and without
+curiosity and coherence. Prints the table of each ablation, and the rate of pixel reasoning (RaPR) before and after. Writes
+trap.json to DIR, and the reports to DIR/START/rewards. What is finished is not repeated, so an interrupted benchmark can be
 restarted.
 """
 
@@ -23,14 +24,14 @@ from typing import Any
 from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
+from pixelis.config.ablation import AblationConfig
 from pixelis.evaluation.statistics import wilson
-from pixelis.jobs import evaluate, rft, sft
+from pixelis.jobs import ablate, evaluate, sft
 from pixelis.jobs.driver import driver, run_folder
-from pixelis.jobs.quickstart import newest
 from pixelis.policy import checkpoint
-from pixelis.telemetry import events
-from pixelis.telemetry.html.render import render, write_page
 
+RECIPE = "configs/nano/base.yaml"
+SHARED = ["telemetry.rollouts=0", "learner.schedule=cosine"]
 STARTS = {
     "precise": [],
     "imprecise": ["data.demonstrations=cards:?split=train&aim=0.15"],
@@ -39,43 +40,37 @@ STARTS = {
     "rare-0.5": ["data.direct_share=0.99"],
 }
 """Overrides of the demonstrations of each initial policy."""
-SAMPLES = 4
-"""Sampled episodes of a question, to measure how often an initial policy zooms in."""
 REWARDS = {
     "plain": ["rewards.weights.accuracy=1.0", "rewards.weights.format=0.1", "rewards.weights.curiosity=0"],
     "pixel_reasoner": ["rewards.preset=pr-paper"],
+    "pixel_reasoner_code": ["rewards.preset=pr-repo"],
     "pixelis": ["rewards.preset=pixelis-full", "rewards.dynamics.state=96"],
+    "pixelis_base": ["rewards.preset=pixelis-base"],
 }
-CURVES = ("train/accuracy", "rollout/rapr")
+SEED = 42
+"""Of the initial policies; `--seeds` are those of the runs."""
+SAMPLES = 4
+"""Sampled episodes of a question, to measure how often an initial policy zooms in."""
 
 
-def config_of(folder: Path, seed: int, *overrides: str) -> Config:
+def config_of(folder: Path, *overrides: str) -> Config:
     """Return a configuration of the embedded model with its own folder."""
-    shared = [f"run.dir={folder}", f"run.seed={seed}", "telemetry.rollouts=0"]
-    return absolute(load("configs/nano/base.yaml", [*shared, *overrides]))
+    return absolute(load(RECIPE, [*SHARED, f"run.dir={folder}", f"run.seed={SEED}", *overrides]))
 
 
-def initial_policy(folder: Path, start: str, seed: int, args: argparse.Namespace) -> Path:
+def initial_policy(folder: Path, start: str) -> Path:
     """Return the checkpoint of the SFT policy that the runs start from; train it unless it exists."""
-    config = config_of(
-        folder,
-        seed,
-        "data.demonstrations=cards:?split=train",
-        "sft.steps=150",
-        "learner.lr=2e-3",
-        "learner.schedule=cosine",
-        *STARTS[start],
-    )
-    return args.adapter or checkpoint.latest(folder) or sft.run(config)
+    demonstrations = ["data.demonstrations=cards:?split=train", *STARTS[start]]
+    return checkpoint.latest(folder) or sft.run(config_of(folder, "sft.steps=150", "learner.lr=2e-3", *demonstrations))
 
 
 def sampled(folder: Path, adapter: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return how often the policy zooms in at temperature 1 on held-out pictures, and is right with and without."""
+    """Return how often the policy zooms in at temperature 1 on held-out pictures, and how often it is right with and without."""
     path = folder / "result.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
     questions = f"evaluate.questions={max(1, args.episodes // SAMPLES)}"
-    config = config_of(folder, 0, f"policy.adapter={adapter}", questions, "evaluate.sampling.temperature=1")
+    config = config_of(folder, f"policy.adapter={adapter}", questions, "evaluate.sampling.temperature=1")
     with run_folder(config), placement.placed(config, learner=False, initial=str(adapter)) as actors:
         groups = evaluate.measure(config, actors, "sampled", 0, samples=SAMPLES).groups
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
@@ -84,78 +79,44 @@ def sampled(folder: Path, adapter: Path, args: argparse.Namespace) -> dict[str, 
     result = {
         "episodes": total,
         "rapr": {"value": looking / total, "ci95": wilson(looking, total)},
-        **{
-            f"accuracy_{name}": statistics.fmean(right[looks]) if right[looks] else None
-            for name, looks in (("looking", True), ("direct", False))
-        },
+        "accuracy_looking": statistics.fmean(right[True] or [0.0]),
+        "accuracy_direct": statistics.fmean(right[False] or [0.0]),
     }
     path.write_text(json.dumps(result), encoding="utf-8")
     return result
 
 
-def train(folder: Path, reward: str, seed: int, args: argparse.Namespace, adapter: Path) -> dict[str, Any]:
-    """Train one run from ``adapter``; return held-out summaries before and after, and the training curves."""
-    path = folder / "result.json"
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
-    config = config_of(
-        folder,
-        seed,
-        *REWARDS[reward],
+def compare_rewards(folder: Path, adapter: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Train with each reward and seed from ``adapter`` by `pixelis ablate`; return its report."""
+    overrides = [
+        *SHARED,
         f"policy.adapter={adapter}",
         f"rft.steps={args.steps}",
         f"evaluate.questions={args.questions}",
+        "evaluate.trajectories=0",
         "rft.prompts_per_step=16",
         "rft.group_size=8",
         "learner.lr=1e-3",
-        "learner.schedule=cosine",
+    ]
+    arms = {name: REWARDS[name] for name in dict.fromkeys(["plain", *args.rewards])}
+    return ablate.run(
+        AblationConfig(recipe=RECIPE, dir=str(folder), seeds=args.seeds, overrides=overrides, arms=arms, reference="plain")
     )
-    with run_folder(config), placement.placed(config, initial=str(adapter)) as actors:
-        before = evaluate.measure(config, actors, "before", 0).summary
-        rft.run(config, actors)
-        after = evaluate.measure(config, actors, "after", newest(actors, "rft")).summary
-    rows = events.read(config.run.dir, "step/policy")
-    result = {"before": before, "after": after, "curves": {name: [row.get(name) for row in rows] for name in CURVES}}
-    path.write_text(json.dumps(result), encoding="utf-8")
-    return result
 
 
-def report(
-    folder: Path,
-    starts: dict[str, list[dict[str, Any]]],
-    results: dict[str, dict[str, list[dict[str, Any]]]],
-    args: argparse.Namespace,
-) -> None:
-    """Print the table; write the JSON file and the page with the mean curves."""
-    evaluation = f"{args.questions} held-out questions, greedy"
-    print(f"\n{machine()}; {args.steps} steps of 16 questions x 8 rollouts, seeds {args.seeds}, {evaluation}\n")
-    for start, policies in starts.items():
-        for row in policies:
-            low, high = row["rapr"]["ci95"]
-            accuracies = ", ".join(f"{name} {row[f'accuracy_{name}'] or 0:.3f}" for name in ("looking", "direct"))
-            rate = f"{row['rapr']['value']:.4f} [{low:.4f}, {high:.4f}]"
-            print(f"{start:10} looks in {rate} of {row['episodes']} sampled episodes; accuracy {accuracies}")
-    print(f"\n{'start':10} {'reward':15} {'accuracy before':>16} {'accuracy after (each seed)':>34} {'RaPR after':>22}")
-    for start, rewards in results.items():
-        for reward, runs in rewards.items():
-            before = statistics.mean(run["before"]["accuracy"] for run in runs)
-            after = [run["after"]["accuracy"] for run in runs]
-            rapr = " ".join(f"{run['after']['rapr']:.2f}" for run in runs)
-            by_seed = " ".join(f"{value:.3f}" for value in after)
-            print(f"{start:10} {reward:15} {before:16.3f} {statistics.mean(after):12.3f} ({by_seed}) {rapr:>22}")
+def report(folder: Path, starts: dict[str, dict[str, Any]], results: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+    """Print how often each policy looks before and after; write the JSON file."""
+    print(f"\n{machine()}; {args.steps} steps of 16 questions x 8 rollouts, seeds {args.seeds}, {args.questions} questions")
+    print(f"{'start':10} {'reward':20} {'accuracy':>9} {'RaPR':>7}")
+    for start, row in starts.items():
+        low, high = row["rapr"]["ci95"]
+        rate = f"{row['rapr']['value']:.4f} [{low:.4f}, {high:.4f}] of {row['episodes']} sampled episodes look"
+        print(f"{start:10} before: {rate}; accuracy {row['accuracy_looking']:.3f} looking, {row['accuracy_direct']:.3f} direct")
+        for arm in results[start]["arms"]:
+            print(f"{start:10} {arm['arm']:20} {arm['mean']:9.3f} {arm['metrics']['rapr']:7.2f}")
     content = {"machine": machine(), "seeds": args.seeds, "starts": starts, "results": results}
     (folder / "trap.json").write_text(json.dumps(content), encoding="utf-8")
-    curves = {}
-    for start, rewards in results.items():
-        for name in CURVES:
-            lines = {
-                reward: [statistics.mean(values) for values in zip(*(run["curves"][name] for run in runs), strict=False)]
-                for reward, runs in rewards.items()
-            }
-            heading = f"{start} start: {name}, mean of {len(args.seeds)} seeds"
-            curves[heading] = {reward: list(enumerate(values, 1)) for reward, values in lines.items()}
-    write_page(folder / "trap.html", render("curves.html", title="The learning trap", curves=curves, shares=list(curves)))
-    print(f"\n{folder / 'trap.html'}\n{folder / 'trap.json'}")
+    print(f"\n{folder / 'trap.json'}")
 
 
 def main() -> None:
@@ -164,8 +125,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
     parser.add_argument("--starts", nargs="+", choices=list(STARTS), default=["precise", "imprecise"], help="initial policies")
-    parser.add_argument("--rewards", nargs="+", choices=list(REWARDS), default=list(REWARDS))
-    parser.add_argument("--sft-seed", type=int, help="one initial policy of this seed for all runs, instead of one for each seed")
+    parser.add_argument("--rewards", nargs="+", choices=list(REWARDS), default=list(REWARDS), help="beside `plain`")
     parser.add_argument("--adapter", type=Path, help="start from this checkpoint instead of training an initial policy")
     parser.add_argument("--questions", type=int, default=300, help="held-out questions of each evaluation")
     parser.add_argument("--episodes", type=int, default=2000, help="sampled episodes of each initial policy, to measure its RaPR")
@@ -173,20 +133,13 @@ def main() -> None:
     smoke = {"steps": 1, "questions": 4, "episodes": 4, "seeds": [42], "starts": ["precise"], "rewards": ["pixelis"]}
     args = parse_args(parser, **smoke)
     folder = args.dir.absolute()
-    starts: dict[str, list[dict[str, Any]]] = {start: [] for start in args.starts}
-    results: dict[str, dict[str, list[dict[str, Any]]]] = {s: {r: [] for r in args.rewards} for s in args.starts}
+    starts: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     with driver("learning_trap"):
         for start in args.starts:
-            for sft_seed in args.seeds if args.sft_seed is None else [args.sft_seed]:
-                adapter = initial_policy(folder / f"{start}-{sft_seed}" / "sft", start, sft_seed, args)
-                starts[start].append(sampled(folder / f"{start}-{sft_seed}" / "sampled", adapter, args))
-        for seed in args.seeds:
-            for start in args.starts:
-                sft_seed = seed if args.sft_seed is None else args.sft_seed
-                adapter = initial_policy(folder / f"{start}-{sft_seed}" / "sft", start, sft_seed, args)
-                for reward in args.rewards:
-                    run = folder / f"{start}-{seed}" / reward
-                    results[start][reward].append(train(run, reward, seed, args, adapter))
+            adapter = args.adapter or initial_policy(folder / start / "sft", start)
+            starts[start] = sampled(folder / start / "sampled", adapter, args)
+            results[start] = compare_rewards(folder / start / "rewards", adapter, args)
         report(folder, starts, results, args)
 
 

@@ -48,7 +48,7 @@ def quickstart(seed: int) -> Run:
 
 RUNS = {
     **{f"quickstart-{seed}": quickstart(seed) for seed in (42, 1337, 2024)},
-    "trap": Run(f"{PYTHON} benchmarks.learning_trap --dir {{dir}}/run", 50, "run/trap.json"),
+    "trap": Run(f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 50, "run/trap.json"),
     "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json"),
     "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 10),
     "ablation": Run(
