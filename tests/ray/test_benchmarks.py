@@ -31,6 +31,7 @@ LONG = {
     "curriculum",
     "data_stream",
     "every_preset",
+    "forgetting",
     "gpu",
     "learning_trap",
     "operations",
