@@ -54,16 +54,17 @@ class LocalGenerator:
         self.loop = asyncio.new_event_loop()
         self.loop.run_until_complete(self.engine.load(1, adapter))
 
-    def run(self, questions: list[Question], sampling: SamplingParams) -> list[Episode]:
+    def run(self, questions: list[Question], sampling: SamplingParams, samples: int = GROUP) -> list[Episode]:
         """Run the episodes of all groups at once."""
-        return self.loop.run_until_complete(self._all(questions, sampling))
+        return self.loop.run_until_complete(self._all(questions, sampling, samples))
 
-    async def _all(self, questions: list[Question], sampling: SamplingParams) -> list[Episode]:
-        return [e for group in await asyncio.gather(*(self._group(q, sampling) for q in questions)) for e in group]
+    async def _all(self, questions: list[Question], sampling: SamplingParams, samples: int) -> list[Episode]:
+        groups = await asyncio.gather(*(self._group(question, sampling, samples) for question in questions))
+        return [episode for group in groups for episode in group]
 
-    async def _group(self, question: Question, sampling: SamplingParams) -> list[Episode]:
+    async def _group(self, question: Question, sampling: SamplingParams, samples: int) -> list[Episode]:
         d = self.config.dialogue
-        sessions = [await self.engine.open(question.id) for _ in range(GROUP)]
+        sessions = [await self.engine.open(question.id) for _ in range(samples)]
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, d, self.engine.spec.multiple)
         limits, tools = Limits.of(d), LocalTools(self.player, media)

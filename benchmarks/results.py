@@ -61,6 +61,7 @@ RUNS = {
         12,
         "run/capabilities.json",
     ),
+    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms fast fast-labels", 8),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
     "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 8),
     "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 10),
