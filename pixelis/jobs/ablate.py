@@ -140,6 +140,7 @@ def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[tuple[st
         cluster.connect(config)
         nodes = [plan.Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in node_resources().values()]
         workers = ablation.parallel or max(1, plan.copies(config, ablation.stage, nodes, most))
+        ray.shutdown()  # the trials are drivers of their own, and outlive a lost connection of this process
     else:
         workers = ablation.parallel or 1
         cpus = workers * cluster.local_cpus(config)
