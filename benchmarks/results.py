@@ -62,6 +62,9 @@ RUNS = {
         "run/capabilities.json",
     ),
     "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms fast fast-labels", 8),
+    "robustness": Run(
+        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 30, "run/robustness.json"
+    ),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
     "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 8),
     "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 10),
