@@ -1,10 +1,12 @@
-"""What is the conversation worth? Second questions that only the first one explains, answered with it and without it.
+"""What are the conversation and its crops worth? Second questions that only the first one explains, with it and without it.
 
     python -m benchmarks.conversation [--steps 300] [--questions 600] [--seeds 42 1337 2024] [--dir runs/conversation]
 
 The embedded model is trained on demonstrations of which half are second questions ("Is there a red frame?" "yes" "Which digit is
-in it?"). Prints its accuracy on held-out second questions with their history, on the same ones without it, and on single
-questions. Policies that already exist in DIR are not trained again.
+in it?"); half of these show the crop from which the first question was answered. Prints its accuracy on held-out second questions
+with their history, on the same ones without it, with it and the crop of the card (`crop`), on single questions, and with the
+picture as the memory stores it, at the size that the policy saw, without the crop and with it (`stored`, `stored_crop`). Policies
+that already exist in DIR are not trained again.
 """
 
 from __future__ import annotations
@@ -14,24 +16,37 @@ import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import absolute, load
 from pixelis.datasets import cards
 from pixelis.jobs import evaluate, sft
 from pixelis.jobs.driver import driver, run_folder
+from pixelis.operations.pixel_budget import fit
 from pixelis.policy import checkpoint
 
-ARMS = ("with", "without", "single")
+DEMONSTRATIONS = "cards:?split=train&follow_up=0.5&crops=0.5"
+ARMS = ("with", "without", "crop", "single", "stored", "stored_crop")
 
 
 def write_questions(folder: Path, count: int) -> dict[str, Path]:
-    """Files with the same held-out pictures: second questions with and without their history, and single questions."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Files with the same held-out pictures: second questions with and without their history and crops, and single questions."""
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
     files = {arm: folder / f"{arm}.jsonl" for arm in ARMS}
     rows = {arm: [cards.question_row("test", 7, n, follow_up=float(arm != "single")) for n in range(count)] for arm in ARMS}
-    for row in rows["without"]:
-        del row["history"]
+    for n in range(count):
+        del rows["without"][n]["history"]
+        box = ",".join(str(round(at * cards.PICTURE)) for at in cards.zoom_box(cards.scene_of("test", 7, n).target))
+        crop = {"id": "img1", "uri": f"{cards.picture_uri('test', 7, n)}&crop={box}"}
+        for row in (rows["crop"][n], rows["stored_crop"][n]):
+            row["media"].append(crop)
+            row["history"][0]["media"] = ["img0", "img1"]
+        view = fit(cards.render(cards.picture_uri("test", 7, n)), cards.VIEW_BUDGET, cards.VIEW_MULTIPLE)
+        Image.fromarray(view).save(path := folder / "pictures" / f"{n}.png")
+        for row in (rows["stored"][n], rows["stored_crop"][n]):
+            row["media"][0]["uri"] = str(path)
     for arm, file in files.items():
         file.write_text("".join(json.dumps(row) + "\n" for row in rows[arm]), encoding="utf-8")
     return files
@@ -42,7 +57,7 @@ def measure(folder: Path, seed: int, files: dict[str, Path], args: argparse.Name
     results = {}
     shared = [f"run.seed={seed}", "telemetry.rollouts=0"]
     training = [f"run.dir={folder / 'sft'}", f"sft.steps={args.steps}", "data.direct_share=0"]
-    config = absolute(load("configs/nano/sft.yaml", [*shared, *training, "data.demonstrations=cards:?split=train&follow_up=0.5"]))
+    config = absolute(load("configs/nano/sft.yaml", [*shared, *training, f"data.demonstrations={DEMONSTRATIONS}"]))
     adapter = checkpoint.latest(folder / "sft") or sft.run(config)
     sets = "{" + ", ".join(f"{arm}: {file}" for arm, file in files.items()) + "}"
     test = [f"run.dir={folder / 'evaluate'}", f"policy.adapter={adapter}", f"evaluate.sets={sets}"]
@@ -52,7 +67,7 @@ def measure(folder: Path, seed: int, files: dict[str, Path], args: argparse.Name
             summary = evaluate.measure(config, actors, arm, 0, source=str(files[arm])).summary
             low, high = summary["ci95"]
             results[arm] = {key: summary[key] for key in ("accuracy", "ci95", "n")}
-            print(f"{seed:5} {arm:8} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+            print(f"{seed:5} {arm:12} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
     return results
 
 

@@ -50,7 +50,7 @@ RUNS = {
     **{f"quickstart-{seed}": quickstart(seed) for seed in (42, 1337, 2024)},
     "trap": Run(f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 50, "run/trap.json"),
     "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json"),
-    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 10),
+    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 15),
     "ablation": Run(
         f"{PYTHON} pixelis.jobs.ablate configs/ablations/test_time.yaml policy.adapter={{rft}} dir={{dir}}/run",
         20,

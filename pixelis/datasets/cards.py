@@ -326,22 +326,29 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
 
 
 def demonstration_rows(
-    split: str, count: int, seed: int, direct_share: float, aim: float = 0.0, follow_up: float = 0.0, clips: float = 0.0
+    split: str,
+    count: int,
+    seed: int,
+    direct_share: float,
+    aim: float = 0.0,
+    follow_up: float = 0.0,
+    clips: float = 0.0,
+    crops: float = 0.0,
 ) -> Iterator[dict]:
     """Question rows with `turns`: zoom in, of a clip into the selected frame, then answer; ``direct_share`` answers at once.
 
-    ``follow_up`` and ``clips`` as in `question_row`. Boxes are on the 20/1000 grid, 0..1 of the picture, centred on the card to
-    within half a grid step or one step, and up to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses
-    zooms in without having located the card.
+    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at once. Boxes are on the
+    20/1000 grid, 0..1 of the picture, centred on the card to within half a grid step or one step, and up to ``aim`` (0..1 of the
+    picture) beside it: a policy that learns from far misses zooms in without having located the card.
     """
     for name, value in (("aim", aim), ("direct_share", direct_share)):
         if not 0 <= value <= 1:
             raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
     for index in range(count):
-        row = question_row(split, seed, index, follow_up=follow_up, clips=clips)
+        row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops)
         row["turns"] = [{"answer": row["answers"][0]}]
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
-        if rng.random() >= direct_share:
+        if rng.random() >= direct_share and not row["meta"].get("seen"):
             card = scene_of(split, seed, index).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
             # The base model has learnt these words: adapters below lm_head can make it say them with confidence.
@@ -362,14 +369,17 @@ def question_row(
     follow_up: float = 0.0,
     clips: float = 0.0,
     corruption: Corruption | None = None,
+    crops: float = 0.0,
 ) -> dict:
     """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
 
     A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
+    A share of ``crops`` of these show in ``history`` what the first question was answered from: a crop of the card in question
+    (``seen`` in the meta data) or, for every second of them, of another one; the second question then names its frame.
     A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
     """
     _check_split(split)
-    for option, value in (("follow_up", follow_up), ("clips", clips)):
+    for option, value in (("follow_up", follow_up), ("clips", clips), ("crops", crops)):
         if not 0 <= value <= 1:
             raise BadInput(f"{option} is {value}: it must lie between 0 and 1")
     if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
@@ -387,7 +397,23 @@ def question_row(
     if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
         row |= {"history": [first], "question": "Which digit is in it?"}
+        rng = np.random.default_rng([SPLITS.index(split), seed, index, 8])
+        if rng.random() < crops:
+            _show_crop(row, scene_of(split, seed, index, shift), bool(rng.random() < 0.5))
     return row
+
+
+def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
+    """Add to the history of a row a crop of the card in question, or of another one, which the first question was then about."""
+    card, *others = scene.cards
+    shown = card if seen or not others else others[0]
+    box = ",".join(str(round(at * PICTURE)) for at in zoom_box(shown))
+    row["media"].append({"id": "img1", "uri": f"{row['media'][0]['uri']}&crop={box}"})
+    row["history"] = [{"question": f"Is there a {shown.colour} frame?", "answer": "yes", "media": ["img0", "img1"]}]
+    if shown is card:
+        row["meta"] |= {"seen": True, "expected_calls": []}
+    else:
+        row["question"] = f"Which digit is in the {card.colour} frame?"
 
 
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:

@@ -127,9 +127,9 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:` generated."""
     if source.startswith("cards:"):
         options = _cards_options(source, "aim")
-        aim, follow_up, clips = (_share_option(source, options, name) for name in ("aim", "follow_up", "clips"))
+        shares = [_share_option(source, options, name) for name in ("aim", "follow_up", "clips", "crops")]
         split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
-        rows = cards.demonstration_rows(split, count, seed, direct_share, aim, follow_up, clips)
+        rows = cards.demonstration_rows(split, count, seed, direct_share, *shares)
         return [Demonstration.model_validate(row) for row in rows]
     demonstrations = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
     return list(
@@ -251,14 +251,15 @@ def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: i
     options = _cards_options(source, "shift", "corruption", "severity")
     scene = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption = corruption_of(source, options)
-    shift, follow_up, clips = options.get("shift", ""), *(_share_option(source, options, name) for name in ("follow_up", "clips"))
+    follow_up, clips, crops = (_share_option(source, options, name) for name in ("follow_up", "clips", "crops"))
+    shift = options.get("shift", "")
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
-            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up, clips, corruption))
+            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up, clips, corruption, crops))
 
 
 def _cards_options(source: str, *own: str) -> dict[str, str]:
-    return parse_options(source, ("split", "seed", "follow_up", "clips", *own))[1]
+    return parse_options(source, ("split", "seed", "follow_up", "clips", "crops", *own))[1]
 
 
 def _share_option(source: str, options: dict[str, str], name: str) -> float:

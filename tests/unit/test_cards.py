@@ -7,7 +7,7 @@ from nano_lessons import Views
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
 from pixelis.operations.pixel_budget import fit
-from pixelis.records import Question
+from pixelis.records import Demonstration, Question
 
 SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate", "warm", "warm,noise"]
 
@@ -116,6 +116,26 @@ def test_only_the_history_of_a_follow_up_names_the_frame():
         assert question.history[0].media == ["img0"]
     with pytest.raises(BadInput, match="follow_up"):
         cards.question_row("test", 7, 0, follow_up=2)
+
+
+def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
+    rows = list(cards.demonstration_rows("train", 300, 1, direct_share=0.0, follow_up=1.0, crops=0.5))
+    shown = [Demonstration.model_validate(row) for row in rows if len(row["media"]) > 1]
+    assert 100 < len(shown) < 200
+    for row in shown:
+        assert row.history[0].media == ["img0", "img1"]
+        scene, (left, top, right, bottom), _ = cards._parse(row.media[1].uri)
+        first = next(card for card in scene.cards if card.colour in row.history[0].question)
+        x, y = (first.box[0] + first.box[2]) / 2 * cards.PICTURE, (first.box[1] + first.box[3]) / 2 * cards.PICTURE
+        assert left < x < right
+        assert top < y < bottom
+        seen = row.meta.get("seen", False)
+        assert seen == (first is scene.target) == (len(row.turns) == 1)
+        assert seen != (scene.target.colour in row.question)
+    seen_share = sum(row.meta.get("seen", False) for row in shown) / len(shown)
+    assert 0.4 < seen_share < 0.8
+    with pytest.raises(BadInput, match="crops"):
+        cards.question_row("test", 7, 0, crops=2)
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,13 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     images = [data_url(pictures[media.id]) for media in question.media]
     earlier = {id for exchange in question.history for id in exchange.media}
     own = [media.id for media in question.media if media.id not in earlier]
-    exchange = Exchange(question=question.question, answer=answer, media=own)
-    return Conversation("", images, history=[*question.history, exchange])
+    conversation = Conversation("", images, history=list(question.history))
+    # A stored picture has the size that the policy saw: only its crops show details. They leave room for new pictures and views.
+    crops = [image.id for image in experience.trajectory.images if image.parent is not None and image.id in pictures]
+    room = max(0, state.config.dialogue.max_images // 2 - len(images))
+    own += conversation.attach([data_url(pictures[id]) for id in crops[max(0, len(crops) - room) :]], [])
+    conversation.history.append(Exchange(question=question.question, answer=answer, media=own))
+    return conversation
 
 
 async def _experience(state: GatewayState, id: str) -> Experience | None:

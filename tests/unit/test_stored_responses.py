@@ -1,0 +1,65 @@
+"""What a question sees of the stored response that it continues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pixelis.config import load
+from pixelis.errors import BadInput
+from pixelis.records import Experience, ImageView, Media, Question, Trajectory, Verdict
+from pixelis.serve.agent import Agent, data_url
+from pixelis.serve.agent_types import AgentQuery
+from pixelis.serve.gateway import create_app
+from pixelis.serve.state import GatewayState
+
+ID = "0123456789abcdef"
+PNGS = {"img0": b"whole", "obs1": b"wide crop", "obs2": b"narrow crop"}
+
+
+def continue_from(experience: Experience, pictures: dict[str, bytes], max_images: int) -> AgentQuery:
+    """The query of a question that names the response of ``experience``."""
+    asked = list[AgentQuery]()
+
+    async def get(id: str) -> Experience:
+        return experience
+
+    async def pictures_of(id: str) -> dict[str, bytes]:
+        return pictures
+
+    async def measure(query: AgentQuery) -> tuple[AgentQuery, int]:
+        asked.append(query)
+        raise BadInput("that is all")
+
+    memory, backends = SimpleNamespace(get=get, pictures=pictures_of), SimpleNamespace(evolution=None)
+    agent = SimpleNamespace(backends=backends, memory=memory, version=None, counts=Counter(), measure=measure)
+    state = GatewayState(load(None, [f"dialogue.max_images={max_images}"]), cast(Agent, agent), None)
+    body = {"model": "pixelis-nano", "input": "And its colour?", "previous_response_id": f"resp_{ID}"}
+    reply = TestClient(create_app(state), base_url="http://localhost").post("/v1/responses", json=body)
+    assert reply.json()["error"]["message"] == "that is all"
+    return asked[0]
+
+
+@pytest.mark.parametrize(
+    ("max_images", "shown"), [(8, ["img0", "obs1", "obs2"]), (6, ["img0", "obs1", "obs2"]), (4, ["img0", "obs2"]), (2, ["img0"])]
+)
+def test_earlier_crops_are_pictures_of_the_history_in_half_of_the_room(max_images: int, shown: list[str]) -> None:
+    question = Question(id="q", question="Which digit?", media=[Media(id="img0", uri="stored:img0")])
+    images = [ImageView(id="img0"), ImageView(id="obs1", parent="img0"), ImageView(id="obs2", parent="obs1")]
+    experience = Experience(
+        id=f"exp_{ID}",
+        question=question,
+        trajectory=Trajectory(question_id="q", images=images),
+        verdict=Verdict(answer="7", confidence=1.0, strategy="majority"),
+        policy_version=0,
+        created_at=1.0,
+    )
+    query = continue_from(experience, PNGS, max_images)
+    assert query.images == [data_url(PNGS[id]) for id in shown]
+    (exchange,) = query.history
+    assert (exchange.question, exchange.answer) == ("Which digit?", "7")
+    assert exchange.media == [f"img{n}" for n in range(len(shown))]
