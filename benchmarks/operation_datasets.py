@@ -281,7 +281,7 @@ def _shape(kind: int, side: int, rng: np.random.Generator) -> np.ndarray:
         cv2.fillPoly(shape, [points.astype(np.int32)], 1)
     else:
         size = side * 0.6, side * rng.uniform(0.3, 0.6)
-        cv2.fillPoly(shape, [np.int32(cv2.boxPoints(((side / 2, side / 2), size, float(rng.uniform(0, 90)))))], 1)
+        cv2.fillPoly(shape, [cv2.boxPoints(((side / 2, side / 2), size, float(rng.uniform(0, 90)))).astype(np.int32)], 1)
     return shape
 
 

@@ -30,7 +30,7 @@ AGREEMENT, ON_BORDER = 0.8, 0.1
 
 def bsds(folder: Path, split: str, limit: int) -> list[Outlined]:
     """Return at most one object of each picture: the largest segment on which two annotators agree and that is no background."""
-    objects = []
+    objects: list[Outlined] = []
     for path in sorted((folder / "images" / split).glob("*.jpg")):
         if len(objects) == limit:
             break

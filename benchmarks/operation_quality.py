@@ -22,6 +22,7 @@ from benchmarks import operation_published as published
 from benchmarks.harness import Report
 from pixelis.config import ToolboxConfig
 from pixelis.operations import Scene, execute, masks
+from pixelis.operations.segment_object_at import UNSURE
 from pixelis.operations.video import open_clip
 from pixelis.records import Action, ImageView, Observation
 
@@ -149,7 +150,14 @@ def track(report: Report, thin: int) -> None:
 # --- segment_object_at ----------------------------------------------------------------------------------------------------------
 
 
-def segment(report: Report, photos: Path | None, folders: tuple[Path | None, Path | None], sam: str | None, thin: int) -> None:
+def segment(
+    report: Report,
+    photos: Path | None,
+    folders: tuple[Path | None, Path | None],
+    sam: str | None,
+    chart: Path | None,
+    thin: int,
+) -> None:
     """Report the mean IoU of each method by point and by box, with bootstrap intervals; on published masks also its score."""
     bsds, coco = folders
     groups = {
@@ -180,7 +188,7 @@ def segment(report: Report, photos: Path | None, folders: tuple[Path | None, Pat
                 report.row(f"segment {name} by {prompt}: {group}, mIoU", _interval(scores), "", note)
         held_out = [item for objects in published_objects.values() for item in objects]
         if held_out:
-            _calibration(report, name, held_out, settings)
+            _calibration(report, name, held_out, settings, chart if name == "mobilenet" else None)
 
 
 def _plain_segments(report: Report, group: str, objects: list[sets.Outlined]) -> None:
@@ -195,8 +203,8 @@ def _plain_segments(report: Report, group: str, objects: list[sets.Outlined]) ->
     report.row(f"segment felzenszwalb by point: {group}, mIoU", _interval(overlaps), "", note)
 
 
-def _calibration(report: Report, name: str, objects: list[sets.Outlined], settings: ToolboxConfig) -> None:
-    """Report how well the score of a point's mask predicts its IoU."""
+def _calibration(report: Report, name: str, objects: list[sets.Outlined], settings: ToolboxConfig, chart: Path | None) -> None:
+    """Report how well the score of a point's mask predicts its IoU, and draw both into ``chart``."""
     pairs = []
     for item in objects:
         height, width = item.mask.shape
@@ -207,11 +215,39 @@ def _calibration(report: Report, name: str, objects: list[sets.Outlined], settin
             mask = masks.decode(record["mask"]).full()
             pairs.append((record["score"], float((mask & item.mask).sum() / (mask | item.mask).sum())))
     scores, overlaps = np.array(pairs).T
-    report.row(f"segment {name}: correlation of score and IoU", float(np.corrcoef(scores, overlaps)[0, 1]), ">= 0.6")
+    draws = np.random.default_rng(0).integers(0, len(pairs), (2000, len(pairs)))
+    sample = [np.corrcoef(scores[draw], overlaps[draw])[0, 1] for draw in draws]
+    low, high = np.nanquantile(sample, [0.025, 0.975])
+    correlation = f"{np.corrcoef(scores, overlaps)[0, 1]:.3f} [{low:.3f}, {high:.3f}]"
+    report.row(f"segment {name}: correlation of score and IoU", correlation, ">= 0.6", f"{len(pairs)} objects")
     edges = [0.0, 0.4, 0.5, 0.6, 0.7, 1.0]
     bins = [(low, high, (scores >= low) & (scores < high)) for low, high in itertools.pairwise(edges)]
     table = "; ".join(f"{low:.1f}-{high:.1f}: {overlaps[b].mean():.2f} ({b.sum()})" for low, high, b in bins if b.any())
-    report.row(f"segment {name}: mean IoU by score", float(np.abs(scores - overlaps).mean()), "", table)
+    report.row(
+        f"segment {name}: mean error of the score", float(np.abs(scores - overlaps).mean()), "", f"mean IoU by score {table}"
+    )
+    if chart is not None:
+        _draw_calibration(chart, scores, overlaps, correlation)
+
+
+def _draw_calibration(chart: Path, scores: np.ndarray, overlaps: np.ndarray, correlation: str) -> None:
+    """Write the picture of scores and IoUs: each mask, and the mean of each fifth of the scores with its interval."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 5.4), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, label="perfectly calibrated")
+    axes.axvline(UNSURE, color="0.6", linewidth=1, linestyle=":", label="unsure below")
+    axes.scatter(scores, overlaps, s=12, alpha=0.45, label="a mask")
+    for number, part in enumerate(np.array_split(np.argsort(scores), 5)):
+        draws = np.random.default_rng(0).choice(overlaps[part], (2000, len(part))).mean(1)
+        low, high = np.quantile(draws, [0.025, 0.975])
+        at, mean = scores[part].mean(), overlaps[part].mean()
+        label = None if number else "a fifth of the masks, mean and 95 % interval"
+        axes.errorbar(at, mean, [[mean - low], [high - mean]], fmt="o", color="C1", capsize=3, label=label)
+    axes.set(xlabel="score", ylabel="IoU with the published mask", xlim=(0, 1), ylim=(0, 1), title=f"correlation {correlation}")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+    figure.savefig(chart)
 
 
 def _interval(values: list[float]) -> str:
@@ -380,11 +416,18 @@ def _silent_stderr() -> Iterator[None]:
             os.close(stderr)
 
 
-def run(report: Report, photos: Path | None, folders: tuple[Path | None, Path | None], sam: str | None, thin: int) -> None:
+def run(
+    report: Report,
+    photos: Path | None,
+    folders: tuple[Path | None, Path | None],
+    sam: str | None,
+    chart: Path | None,
+    thin: int,
+) -> None:
     """Measure all operations on every ``thin``-th item of each set."""
     cv2.setNumThreads(1)
     text(report, photos, thin)
     track(report, thin)
-    segment(report, photos, folders, sam, thin)
+    segment(report, photos, folders, sam, chart, thin)
     properties(report)
     frames(report, thin)

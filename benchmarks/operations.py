@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
     parser.add_argument("--bsds", type=Path, help="BSDS500's data folder (images, groundTruth): held-out objects")
     parser.add_argument("--coco", type=Path, help="COCO128 with polygons (images/train2017, labels/train2017): held-out objects")
+    parser.add_argument("--chart", type=Path, help="with --bsds or --coco: PNG to which quality draws scores and IoUs of masks")
     args = parse_args(parser, quick=True)
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
@@ -27,9 +28,8 @@ def main() -> None:
         if part == "quality":
             from benchmarks import operation_quality
 
-            operation_quality.run(
-                report, args.photos, (args.bsds, args.coco), args.sam, 20 if args.smoke else 4 if args.quick else 1
-            )
+            thin = 20 if args.smoke else 4 if args.quick else 1
+            operation_quality.run(report, args.photos, (args.bsds, args.coco), args.sam, args.chart, thin)
         elif part == "heldout":
             from benchmarks import operation_heldout
 

@@ -10,7 +10,7 @@ The committed weights were trained with
 None of these is part of this repository.
 Exporting needs `pip install onnx`. Every view follows from the seed and the number of the step, and the schedule from the
 number of steps: constant, then linear to zero over the last sixth. An interrupted run resumes from its last checkpoint; a run
-may be given more steps as long as its rate is constant. One step takes about a quarter of a second of one core.
+may be given more steps as long as its rate is constant. One step takes about a fifth of a second of one core.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--coco", type=Path, required=True, help="COCO128 with polygons: images/train2017, labels/train2017")
     parser.add_argument("--voc", type=Path, required=True, help="VOC2007: JPEGImages, SegmentationObject")
     parser.add_argument("--out", type=Path, default=Path("runs/segmenter"))
-    parser.add_argument("--steps", type=int, default=2800)
+    parser.add_argument("--steps", type=int, default=5600)
     parser.add_argument("--side", type=int, default=160, help="pixels of a view's side in training")
     parser.add_argument("--export-side", type=int, default=256, help="pixels of a side that the exported graph takes")
     parser.add_argument("--seed", type=int, default=42)

@@ -1,8 +1,8 @@
 """The packaged segmenter: a network that sees the picture and a point or a box, run by ONNX Runtime on one CPU thread.
 
-It looks twice: at the whole region, and at the surroundings of what it found there, so that small objects get enough pixels. Of
-the masks for a point (part, whole and in between) that with the highest expected IoU is taken. ``weights/README.md`` has the
-licence of the weights and how to train them again.
+It looks at the whole region, and at the surroundings of what it found there, so that small objects get enough pixels; at both as
+they are and mirrored. For a point it gives masks of a part, of the whole and in between; these and classical proposals are
+averaged, each by its expected IoU. ``weights/README.md`` has the licence of the weights and how to train them again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,41 @@ REFINE = 768
 """Longest side up to which the outline is refined along the picture's edges; beyond that it is only enlarged."""
 MARGIN = 0.6
 """Surroundings of the second look, as a share of the object's box on each side."""
+BOX_MARGIN = 0.35
+"""Surroundings of a box that the network sees, as a share of the box on each side."""
 WORTHWHILE = 0.75
 """Largest share of the region's sides that the surroundings may have for a second look."""
 THUMB = 64
 """Side of the copies on which masks are compared."""
-WEIGHTS_OF_CHOICE, OFFSET = (0.556, 0.569, -0.202, -0.02, 0.087), -0.007
-"""Of the features of ``describe``: ridge regression to the IoU of all masks of 130 objects of BSDS500 and 38 others."""
-CALIBRATION = 0.135, 0.843
-"""Score = first + second * the regression's value at the chosen mask, fitted to its IoU on the same objects."""
-BOX_SCORE = -0.074, 1.038
-"""The same for a box, from the agreement of the network and GrabCut."""
+WEIGHTS_OF_CHOICE = (
+    1.23,
+    -0.448,
+    -0.278,
+    0.154,
+    -0.176,
+    -0.095,
+    -0.101,
+    0.098,
+    0.007,
+    -0.337,
+    -1.099,
+    0.042,
+    -0.13,
+    -0.127,
+    0.573,
+    1.172,
+)
+"""Of the features of ``describe``: ridge regression to the IoU of the masks of 195 objects of BSDS500 and 42 others."""
+TEMPERATURE = 0.08
+"""Of the weights of masks by the values of the regression: masks that are nearly as good as the best count nearly as much."""
+LEVELS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
+"""Thresholds of the weighted mean, of which that with the highest expected IoU is taken."""
+CALIBRATION = -0.097, 1.095
+"""Score = first + second * the expected IoU, fitted to the IoU on the same objects."""
+BOX_TEMPERATURE = 0.1
+"""Of the weights of the network's masks for a box by their expected IoU."""
+BOX_CALIBRATION = -0.06, 1.0
+"""The same for a box."""
 MIN_CONTRAST = 1.0
 """Least standard deviation of the region's pixels: a plain picture has no objects."""
 
@@ -60,26 +85,36 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
     if box is not None:
         return _by_box(picture, box, seed)
     assert point is not None
-    maps, features = describe(picture, region, point, seed)
-    scores = features @ np.array(WEIGHTS_OF_CHOICE) + OFFSET
-    best = int(np.argmax(scores))
-    inside, place = maps[best]
-    return Segment(_outline(picture, place, inside, point), _calibrated(float(scores[best])), "mobilenet")
+    maps, thumbs, features = describe(picture, region, point, seed)
+    values = features @ np.array(WEIGHTS_OF_CHOICE)
+    best = int(np.argmax(values))
+    shares = weights_of(values)
+    level, expected = best_level(shares @ thumbs)
+    place = maps[best][1]
+    mean = np.zeros((SIDE // 2, SIDE // 2), np.float32)
+    for share, (mask, own) in zip(shares, maps, strict=True):
+        mean += np.float32(share) * placed(mask, own, place)
+    score = float(np.clip(CALIBRATION[0] + CALIBRATION[1] * expected, 0.0, 0.95))
+    return Segment(_outline(picture, place, mean + np.float32(0.5 - level), point), round(score, 3), "mobilenet")
 
 
 def describe(
     picture: np.ndarray, region: Edges, point: tuple[float, float], seed: int
-) -> tuple[list[tuple[np.ndarray, Edges]], np.ndarray]:
-    """The network's masks of both looks and the classical proposals, each with its region, and their features [n, 5].
+) -> tuple[list[tuple[np.ndarray, Edges]], np.ndarray, np.ndarray]:
+    """The network's masks of its looks and the classical proposals, each with its region; copies of all, and their features.
 
-    The features: overlap with the mean of the network's masks, agreement with the other proposals, share of the outline on the
-    border, 1 for a proposal, and a proposal's agreement.
+    Copies: float32 [n, THUMB * THUMB], of ``region``. Features [n, 16]: overlap with the mean of the network's masks, agreement
+    with the other proposals, share of the outline on the border, 1 for a proposal, a proposal's agreement, consistency (the mean
+    overlap with the nearest mask of each other look), how sharp the mask is, its size (the logarithm of its share of the region)
+    and its square, then products of overlap, agreement, consistency and size.
     """
     masks, scores = candidates(picture, region, point, None)
-    maps = [(mask, region) for mask in masks]
+    looks = [(masks, region), (candidates(picture, region, point, None, mirrored=True)[0], region)]
     nearer = _surroundings(masks[int(np.argmax(scores))], region)
     if nearer is not None:
-        maps += [(mask, nearer) for mask in candidates(picture, nearer, point, None)[0]]
+        looks += [(candidates(picture, nearer, point, None, mirrored)[0], nearer) for mirrored in (False, True)]
+    maps = [(mask, place) for masks, place in looks for mask in masks]
+    look = np.repeat(np.arange(len(looks)), len(masks))
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
     height, width = small.shape[:2]
@@ -87,46 +122,81 @@ def describe(
         min(int((point[0] - left) * width / (right - left)), width - 1),
         min(int((point[1] - top) * height / (bottom - top)), height - 1),
     )
-    mean = np.mean([_thumb(_placed(mask, place, region)) for mask, place in maps], 0)
     count = len(maps)
     maps += [(proposal.astype(np.float32), region) for proposal in grabcut.proposals(small, at, seed)]
-    hard = np.stack([_thumb((_placed(mask, place, region) > 0.5).astype(np.float32)) for mask, place in maps])
-    overlap = np.minimum(hard, mean).sum(1) / (np.maximum(hard, mean).sum(1) + 1e-6)
+    thumbs = np.stack([_thumb(placed(mask, place, region)) for mask, place in maps])
+    hard = (thumbs > 0.5).astype(np.float32)
+    area = hard.sum(1) + 1e-6
+    overlap = _overlap(hard, thumbs[:count].mean(0))
     proposed, classical = hard[count:], np.arange(len(maps)) >= count
-    dice = 2 * (hard @ proposed.T) / (hard.sum(1)[:, None] + proposed.sum(1)[None] + 1e-6)
+    dice = 2 * (hard @ proposed.T) / (area[:, None] + proposed.sum(1)[None] + 1e-6)
     agreement = (dice.sum(1) - classical) / np.maximum(1, len(proposed) - classical)
     border = [grabcut.on_border(mask.reshape(THUMB, THUMB) > 0.5) for mask in hard]
-    return maps, np.stack([overlap, agreement, np.array(border), classical, classical * agreement], 1)
+    both = hard @ hard[:count].T
+    shared = both / (area[:, None] + area[None, :count] - both + 1e-6)
+    nearest = np.stack([shared[:, look == number].max(1) for number in range(len(looks))], 1)
+    others = np.ones(nearest.shape, bool)
+    others[np.arange(count), look] = False
+    consistency = (nearest * others).sum(1) / others.sum(1)
+    size = np.log(area / THUMB**2 + 1e-3)
+    columns = [overlap, agreement, border, classical, classical * agreement, consistency, _overlap(hard, thumbs), size, size**2]
+    columns += [overlap * consistency, overlap * agreement, consistency * size, agreement * size]
+    columns += [overlap**2, consistency**2, agreement**2]
+    return maps, thumbs, np.stack(columns, 1)
+
+
+def weights_of(values: np.ndarray) -> np.ndarray:
+    """The shares of masks in their mean, by the values of the regression."""
+    shares = np.exp((values - values.max()) / TEMPERATURE)
+    return shares / shares.sum()
+
+
+def best_level(mean: np.ndarray) -> tuple[float, float]:
+    """The threshold of a map of probabilities whose mask has the highest expected IoU, and that IoU."""
+    expected = []
+    for level in LEVELS:
+        above = mean > level
+        both = float(mean[above].sum())
+        expected.append(both / (float(mean.sum()) + float(above.sum()) - both + 1e-6))
+    best = int(np.argmax(expected))
+    return LEVELS[best], expected[best]
+
+
+def _overlap(masks: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The IoU of soft masks [n, THUMB * THUMB] with one other or with one each."""
+    return np.minimum(masks, others).sum(1) / (np.maximum(masks, others).sum(1) + 1e-6)
 
 
 def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
-    region = _around(box, (picture.shape[0], picture.shape[1]), 0.35)
-    inside, agreement = cut_box(picture, box, region, seed)
-    if not inside.any():
+    region = around(box, (picture.shape[0], picture.shape[1]), BOX_MARGIN)
+    mean, level, expected = cut_box(picture, box, region, seed)
+    left, top, right, bottom = region
+    small = cv2.resize(picture[top:bottom, left:right], mean.shape[::-1], interpolation=cv2.INTER_AREA)
+    if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < grabcut.MIN_CONTRAST:
         raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
-    score = float(np.clip(BOX_SCORE[0] + BOX_SCORE[1] * agreement, 0.0, 0.95))
-    return Segment(_outline(picture, region, inside.astype(np.float32), None), round(score, 3), "mobilenet")
+    score = float(np.clip(BOX_CALIBRATION[0] + BOX_CALIBRATION[1] * expected, 0.0, 0.95))
+    return Segment(_outline(picture, region, mean + np.float32(0.5 - level), None), round(score, 3), "mobilenet")
 
 
-def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[np.ndarray, float]:
-    """The object of a box, bool [h, w] over ``region``: GrabCut from the network's map; and how far the two agree."""
+def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[np.ndarray, float, float]:
+    """The object of a box over ``region``: a map of probabilities, float32 [h, w], its threshold and expected IoU.
+
+    The map is the mean of the network's masks, each by its expected IoU, and of the GrabCut that starts from them.
+    """
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
     height, width = small.shape[:2]
-    mean = cv2.resize(candidates(picture, region, None, box)[0].mean(0), (width, height), interpolation=cv2.INTER_LINEAR)
+    looks = [candidates(picture, region, None, box, mirrored) for mirrored in (False, True)]
+    masks, scores = (np.concatenate(parts) for parts in zip(*looks, strict=True))
+    shares = np.exp((scores - scores.max()) / BOX_TEMPERATURE)
+    network = cv2.resize(np.tensordot(shares / shares.sum(), masks, 1), (width, height), interpolation=cv2.INTER_LINEAR)
     across, down = width / (right - left), height / (bottom - top)
     allowed = np.zeros((height, width), bool)
     x0, y0 = round((box[0] - left) * across), round((box[1] - top) * down)
     allowed[y0 : max(y0 + 1, round((box[3] - top) * down)), x0 : max(x0 + 1, round((box[2] - left) * across))] = True
-    inside = grabcut.refine(small, mean, allowed, seed)
-    if grabcut.contrast(inside, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < grabcut.MIN_CONTRAST:
-        inside[:] = False
-    network = (mean > 0.5) & allowed
-    return inside, float((inside & network).sum()) / max(1.0, float((inside | network).sum()))
-
-
-def _calibrated(score: float) -> float:
-    return round(float(np.clip(CALIBRATION[0] + CALIBRATION[1] * score, 0.0, 0.95)), 3)
+    refined = grabcut.refine(small, network, allowed, seed)
+    mean = np.where(allowed, (network + refined) / 2, 0).astype(np.float32)
+    return mean, *best_level(mean)
 
 
 def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:
@@ -137,23 +207,25 @@ def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:
         return None
     across, down = (right - left) / mask.shape[1], (bottom - top) / mask.shape[0]
     found = round(left + x * across), round(top + y * down), round(left + (x + w) * across), round(top + (y + h) * down)
-    near = _around(found, (bottom, right), MARGIN)
+    near = around(found, (bottom, right), MARGIN)
     near = max(near[0], left), max(near[1], top), near[2], near[3]
     large = max((near[2] - near[0]) / (right - left), (near[3] - near[1]) / (bottom - top)) >= WORTHWHILE
     return None if large else near
 
 
-def _placed(mask: np.ndarray, place: Edges, region: Edges) -> np.ndarray:
-    """A mask of ``place`` as a map of ``region``, float32 [128, 128]."""
-    if place == region:
-        return mask
-    size = mask.shape[0]
-    full = np.zeros((size, size), np.float32)
-    across, down = size / (region[2] - region[0]), size / (region[3] - region[1])
-    x0, y0 = int((place[0] - region[0]) * across), int((place[1] - region[1]) * down)
-    x1, y1 = max(x0 + 1, round((place[2] - region[0]) * across)), max(y0 + 1, round((place[3] - region[1]) * down))
-    full[y0:y1, x0:x1] = cv2.resize(mask, (x1 - x0, y1 - y0), interpolation=cv2.INTER_AREA)[: size - y0, : size - x0]
-    return full
+def placed(mask: np.ndarray, place: Edges, frame: Edges) -> np.ndarray:
+    """A mask of ``place`` as a map of ``frame``, float32 [SIDE / 2, SIDE / 2]; what lies outside of its place is 0."""
+    size = SIDE // 2
+    if place == frame:
+        return cv2.resize(mask, (size, size), interpolation=cv2.INTER_AREA)
+    across, down = size / (frame[2] - frame[0]), size / (frame[3] - frame[1])
+    width, height = max(1, round((place[2] - place[0]) * across)), max(1, round((place[3] - place[1]) * down))
+    if width < mask.shape[1] and height < mask.shape[0]:
+        mask = cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA)
+    wider, higher = width / mask.shape[1], height / mask.shape[0]
+    left, top = (place[0] - frame[0]) * across, (place[1] - frame[1]) * down
+    matrix = np.array([[wider, 0, left + (wider - 1) / 2], [0, higher, top + (higher - 1) / 2]], np.float32)
+    return cv2.warpAffine(mask, matrix, (size, size))
 
 
 def _thumb(mask: np.ndarray) -> np.ndarray:
@@ -161,9 +233,12 @@ def _thumb(mask: np.ndarray) -> np.ndarray:
 
 
 def candidates(
-    picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None
+    picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, mirrored: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and the expected IoU of each."""
+    """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and the expected IoU of each.
+
+    ``mirrored``: the network sees the mirror image; the masks are those of the picture all the same.
+    """
     left, top, right, bottom = region
     part = picture[top:bottom, left:right]
     if part.std() < MIN_CONTRAST:
@@ -173,12 +248,13 @@ def candidates(
     across, down = SIDE / (right - left), SIDE / (bottom - top)
     spot = None if point is None else ((point[0] - left) * across, (point[1] - top) * down)
     edges = box and ((box[0] - left) * across, (box[1] - top) * down, (box[2] - left) * across, (box[3] - top) * down)
-    inputs = {"picture": square[None], "prompt": prompt(SIDE, spot, edges)[None]}
-    masks, scores = load().run(None, inputs)
-    return masks[0], scores[0]
+    step = -1 if mirrored else 1
+    inputs = {"picture": square[None, :, ::step], "prompt": prompt(SIDE, spot, edges)[None, ..., ::step]}
+    masks, scores = load().run(None, {name: np.ascontiguousarray(array) for name, array in inputs.items()})
+    return masks[0, ..., ::step], scores[0]
 
 
-def _around(box: Edges, size: tuple[int, int], margin: float) -> Edges:
+def around(box: Edges, size: tuple[int, int], margin: float) -> Edges:
     """The box and its surroundings within a picture of ``size`` (height, width)."""
     left, top, right, bottom = box
     across, down = max(4, round(margin * (right - left))), max(4, round(margin * (bottom - top)))

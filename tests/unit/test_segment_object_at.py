@@ -102,8 +102,8 @@ def test_objects_of_photos(prompt: str, least: float):
 
 def test_the_record_the_text_and_the_overlay_agree():
     picture, truth = coins()
-    y, x = ndimage.center_of_mass(truth[3])
-    height, width = truth[3].shape
+    y, x = ndimage.center_of_mass(truth[5])
+    height, width = truth[5].shape
     observation, views = call(
         picture, point=[x / width, y / height], more={"budget": PixelBudget(32 * 32, 256 * 256), "multiple": 16}
     )
@@ -115,7 +115,7 @@ def test_the_record_the_text_and_the_overlay_agree():
     assert len(record["id"]) == 8
     assert int(record["id"], 16) >= 0
     mask = masks.decode(record["mask"], height, width)
-    assert iou(mask.full(), truth[3]) > 0.95
+    assert iou(mask.full(), truth[5]) > 0.95
     assert record["area"] == mask.area
     assert record["box"] == list(mask.box)
     # the text in the model's own numbers (0..1000), rounded outwards
@@ -151,14 +151,48 @@ def test_the_network_finds_objects_of_photos_by_point_and_by_box():
         assert np.mean(overlaps) > least
 
 
+def test_the_mirrored_look_is_that_of_the_mirror_image():
+    picture = np.ascontiguousarray(skimage.data.coffee()[:, :400])
+    mirror = np.ascontiguousarray(picture[:, ::-1])
+    whole = (0, 0, 400, 400)
+    masks, scores = mobilenet.candidates(picture, whole, (150.0, 120.0), None, mirrored=True)
+    same, equal = mobilenet.candidates(mirror, whole, (250.0, 120.0), None)
+    np.testing.assert_allclose(masks, same[..., ::-1], atol=1e-4)
+    np.testing.assert_allclose(scores, equal, atol=1e-4)
+
+
+@pytest.mark.parametrize("inner", [(100, 50, 260, 210), (0, 0, 400, 400), (200, 200, 400, 400)])
+def test_masks_are_placed_in_smaller_and_larger_frames(inner):
+    """A disc in the whole picture, seen through a part of it, and back: where both show it, it is the same."""
+    whole = (0, 0, 400, 400)
+    rows, columns = np.mgrid[:128, :128] * 400 / 128 + 400 / 256
+    disc = (np.hypot(columns - 210, rows - 180) < 60).astype(np.float32)
+    back = mobilenet.placed(mobilenet.placed(disc, whole, inner), inner, whole) > 0.5
+    left, top, right, bottom = inner
+    seen = (columns > left) & (columns < right) & (rows > top) & (rows < bottom)
+    assert iou(back, (disc > 0) & seen) > 0.93
+    assert not back[~seen].any()
+
+
+def test_the_level_is_that_of_the_highest_expected_overlap():
+    sharp = np.zeros(100, np.float32)
+    sharp[:30] = 1.0
+    assert mobilenet.best_level(sharp)[1] == pytest.approx(1.0)
+    # 20 certain pixels and 10 of .42: with these the expected IoU is (20 + 4.2) / 30, without them 20 / (20 + 4.2)
+    doubtful = np.concatenate([np.ones(20), np.full(10, 0.42), np.zeros(70)]).astype(np.float32)
+    level, expected = mobilenet.best_level(doubtful)
+    assert level >= 0.45
+    assert expected == pytest.approx(20 / 24.2, abs=1e-5)
+
+
 def test_a_low_score_is_called_unsure():
-    """A point in gravel, where nothing is an object, and a coin."""
-    gravel = np.repeat(skimage.data.gravel()[..., None], 3, 2)
-    observation, _ = call(gravel, point=[0.5, 0.5])
+    """A point on a wall, where nothing is an object, and a coin."""
+    wall = np.repeat(skimage.data.brick()[..., None], 3, 2)
+    observation, _ = call(wall, point=[0.5, 0.5])
     assert observation.data["objects"][0]["score"] < 0.5
     assert "unsure" in observation.text
     picture, truth = coins()
-    y, x = ndimage.center_of_mass(truth[3])
+    y, x = ndimage.center_of_mass(truth[5])
     observation, _ = call(picture, point=[x / picture.shape[1], y / picture.shape[0]])
     assert observation.data["objects"][0]["score"] > 0.5
     assert "unsure" not in observation.text
