@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--shares", type=int, nargs="+", default=list(faulty_zoom.SHARES), help="percentages of faulty calls")
     parser.add_argument("--dir", type=Path, default=Path("runs/robustness"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="over the configuration")
-    args = parse_args(parser, questions=2, severities=[5], shares=[100])
+    args = parse_args(parser, questions=2, severities=[5], shares=[])
     folder = args.dir.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     shared = [f"policy.adapter={args.adapter}", f"evaluate.questions={args.questions}", *args.overrides]
