@@ -30,6 +30,14 @@ def truth_of(mask: np.ndarray, frame: mobilenet.Edges) -> np.ndarray:
     return cv2.resize(mask[top:bottom, left:right].astype(np.float32), (size, size), interpolation=cv2.INTER_AREA) > 0.5
 
 
+def full_mask(probabilities: np.ndarray, place: mobilenet.Edges, shape: tuple[int, ...]) -> np.ndarray:
+    """A map of ``place`` as a mask of the picture, bool [H, W]."""
+    left, top, right, bottom = place
+    full = np.zeros(shape, bool)
+    full[top:bottom, left:right] = cv2.resize(probabilities, (right - left, bottom - top)) > 0.5
+    return full
+
+
 def iou(a: np.ndarray, b: np.ndarray) -> float:
     """Of two bool masks."""
     return float((a & b).sum() / max(1, (a | b).sum()))
@@ -54,7 +62,7 @@ def main() -> None:
         except OperationError:
             continue
         features.append(described)
-        overlaps.append([iou(mobilenet.placed(mask, place, whole) > 0.5, true) for mask, place in maps])
+        overlaps.append([iou(full_mask(mask, place, item.mask.shape), item.mask) for mask, place in maps])
         weights.append(np.full(len(maps), 1 / len(maps)))
         copies.append((thumbs, true))
         small = cv2.resize((box_map > level).astype(np.float32), true.shape, interpolation=cv2.INTER_AREA) > 0.5

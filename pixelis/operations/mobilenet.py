@@ -59,7 +59,7 @@ CALIBRATION = -0.097, 1.095
 """Score = first + second * the expected IoU, fitted to the IoU on the same objects."""
 BOX_TEMPERATURE = 0.1
 """Of the weights of the network's masks for a box by their expected IoU."""
-BOX_CALIBRATION = -0.06, 1.0
+BOX_CALIBRATION = -0.255, 1.214
 """The same for a box."""
 MIN_CONTRAST = 1.0
 """Least standard deviation of the region's pixels: a plain picture has no objects."""
