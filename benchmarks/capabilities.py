@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
-from pixelis.datasets import cards, packaged
+from pixelis.datasets import card_questions, packaged
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.synthesis.evidence import collect_evidence
 from pixelis.datasets.synthesis.executor import Executor
@@ -67,7 +67,7 @@ DETOURS = {"reading": "zoom_in", "tracking": "segment_object_at"}
 def demonstrations(capability: str, count: int, folder: Path) -> Iterator[Demonstration]:
     """Demonstrations of a capability; their calls are what their question needs."""
     if capability in ("zooming", "cards in clips"):
-        rows = cards.demonstration_rows("test", count, 7, 0.0, clips=float(capability == "cards in clips"))
+        rows = card_questions.demonstration_rows("test", count, 7, 0.0, clips=float(capability == "cards in clips"))
         yield from (Demonstration.model_validate({**row, "task": capability}) for row in rows)
         return
     name, sources = TASKS_BY_CAPABILITY[capability]

@@ -22,6 +22,7 @@ from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import absolute, load
 from pixelis.datasets import cards
+from pixelis.datasets.card_questions import question_row
 from pixelis.jobs import evaluate, sft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.operations.pixel_budget import fit
@@ -35,7 +36,7 @@ def write_questions(folder: Path, count: int) -> dict[str, Path]:
     """Files with the same held-out pictures: second questions with and without their history and crops, and single questions."""
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     files = {arm: folder / f"{arm}.jsonl" for arm in ARMS}
-    rows = {arm: [cards.question_row("test", 7, n, follow_up=float(arm != "single")) for n in range(count)] for arm in ARMS}
+    rows = {arm: [question_row("test", 7, n, follow_up=float(arm != "single")) for n in range(count)] for arm in ARMS}
     for n in range(count):
         del rows["without"][n]["history"]
         box = ",".join(str(round(at * cards.PICTURE)) for at in cards.zoom_box(cards.scene_of("test", 7, n).target))

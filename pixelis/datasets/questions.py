@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from pixelis.datasets import cards
+from pixelis.datasets import card_questions
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
 from pixelis.datasets.corruptions import corruption_of
 from pixelis.datasets.labels import OnLabels, labels_of, read_without_truths
@@ -129,7 +129,7 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
         options = _cards_options(source, "aim")
         shares = [_share_option(source, options, name) for name in ("aim", "follow_up", "clips", "crops")]
         split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
-        rows = cards.demonstration_rows(split, count, seed, direct_share, *shares)
+        rows = card_questions.demonstration_rows(split, count, seed, direct_share, *shares)
         return [Demonstration.model_validate(row) for row in rows]
     demonstrations = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
     return list(
@@ -255,7 +255,7 @@ def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: i
     shift = options.get("shift", "")
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
-            yield Question.model_validate(cards.question_row(*scene, number, shift, follow_up, clips, corruption, crops))
+            yield Question.model_validate(card_questions.question_row(*scene, number, shift, follow_up, clips, corruption, crops))
 
 
 def _cards_options(source: str, *own: str) -> dict[str, str]:

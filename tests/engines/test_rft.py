@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tiny_policy import folder
 
-from pixelis.datasets import cards
+from pixelis.datasets import card_questions
 from pixelis.telemetry import events
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_other_families_train_on_rollouts_of_vllm(tmp_path: Path, family: str) -
     pytest.importorskip("vllm")
     rows = [{"id": f"q{n}", "question": f"{n} + 3?", "answers": ["7"]} for n in range(4)]
     if family == "qwen2_vl":
-        rows = [cards.question_row("train", 1, n) for n in range(4)]
+        rows = [card_questions.question_row("train", 1, n) for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     tools = [] if family == "qwen2_vl" else ["toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"]
     process, run_dir, log = run(

@@ -20,7 +20,7 @@ from PIL import Image
 
 from pixelis.actors.train_job import best_step
 from pixelis.config import Config, load
-from pixelis.datasets import cards
+from pixelis.datasets import card_questions
 from pixelis.jobs import evaluate, rft, sft, ttrl
 from pixelis.jobs.driver import Stopped, stop_file
 from pixelis.policy import checkpoint, storage
@@ -65,7 +65,7 @@ TTRL = [
 def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Overrides for 90 demonstrations with levels and weights, one of a kind that SFT refuses, and one with a broken picture."""
     path = tmp_path_factory.mktemp("levels") / "demonstrations.jsonl"
-    rows = [Demonstration.model_validate(row) for row in cards.demonstration_rows("train", 90, 42, 0.5)]
+    rows = [Demonstration.model_validate(row) for row in card_questions.demonstration_rows("train", 90, 42, 0.5)]
     for number, row in enumerate(rows):
         row.level = "simple" if not row.steps else "medium" if number % 2 else "hard"
         row.weight = 1.0 + number % 3
@@ -181,7 +181,7 @@ def test_sft_answers_questions_of_each_set_and_their_mean_decides(ray_cluster: N
 def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight questions without answers."""
     path = tmp_path_factory.mktemp("unlabelled") / "questions.jsonl"
-    rows = [cards.question_row("train", 1, number) for number in range(8)]
+    rows = [card_questions.question_row("train", 1, number) for number in range(8)]
     path.write_text("\n".join(json.dumps({key: row[key] for key in row if key != "answers"}) for row in rows))
     return path
 
@@ -222,7 +222,7 @@ def test_scrambled_truths_leave_ttrl_bitwise_the_same_from_file_to_weights(
     adapters, accuracies = [], []
     adapter = f"policy.adapter={sft_folder}/checkpoints/step_00000060"
     for name, shift in (("true", 0), ("scrambled", 3)):
-        rows = [cards.question_row("train", 1, number) for number in range(8)]
+        rows = [card_questions.question_row("train", 1, number) for number in range(8)]
         truths = [row["answers"] for row in rows]
         rows = [{**row, "answers": truths[(i + shift) % 8]} for i, row in enumerate(rows)]
         path, folder = tmp_path / "rows.jsonl", tmp_path / name

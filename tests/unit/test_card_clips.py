@@ -12,6 +12,7 @@ import pixelis.nano
 from pixelis.config import Config, DialogueConfig
 from pixelis.config.dialogue import PixelRangeConfig
 from pixelis.datasets import cards
+from pixelis.datasets.card_questions import question_row
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.datasets.refinement.media_hashes import MediaHashes
@@ -111,7 +112,7 @@ def test_a_card_has_another_digit_in_every_second_and_nothing_else_changes():
 
 
 def test_clips_of_cards_have_perceptual_hashes():
-    one, same, other = (Question.model_validate(cards.question_row("train", 1, index, clips=1)).media[0] for index in (0, 0, 1))
+    one, same, other = (Question.model_validate(question_row("train", 1, index, clips=1)).media[0] for index in (0, 0, 1))
     hashes = MediaHashes(EXECUTOR.toolbox)
     assert hashes.perceptual_hash(one) == hashes.perceptual_hash(same) != hashes.perceptual_hash(other)
 
@@ -134,4 +135,4 @@ def test_a_second_that_does_not_exist_is_refused(uri):
     with pytest.raises(BadInput):
         cards.render(uri)
     with pytest.raises(BadInput, match="clips"):
-        cards.question_row("test", 7, 0, clips=1.5)
+        question_row("test", 7, 0, clips=1.5)

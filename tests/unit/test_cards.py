@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from nano_lessons import Views
 
-from pixelis.datasets import cards
+from pixelis.datasets import card_questions, cards
 from pixelis.errors import BadInput
 from pixelis.operations.pixel_budget import fit
 from pixelis.records import Demonstration, Question
@@ -82,14 +82,14 @@ def test_a_shift_changes_the_cards_and_nothing_else():
 
 
 def test_questions_and_demonstrations():
-    rows, repeated = ([cards.question_row("validation", 2, index, "invert") for index in range(5)] for _ in range(2))
+    rows, repeated = ([card_questions.question_row("validation", 2, index, "invert") for index in range(5)] for _ in range(2))
     assert rows == repeated
     for row in rows:
         scene = cards.describe(row["media"][0]["uri"])
         assert row["answers"] == [str(scene.target.digit)]
         assert scene.target.colour in row["question"]
         assert row["split"] == "validation"
-    shown = list(cards.demonstration_rows("train", 400, seed=1, direct_share=0.7))
+    shown = list(card_questions.demonstration_rows("train", 400, seed=1, direct_share=0.7))
     direct = sum(len(row["turns"]) == 1 for row in shown) / len(shown)
     assert 0.6 < direct < 0.8
     for row in shown:
@@ -105,7 +105,7 @@ def test_questions_and_demonstrations():
 
 
 def test_only_the_history_of_a_follow_up_names_the_frame():
-    rows = [cards.question_row("test", 7, index, follow_up=0.5) for index in range(200)]
+    rows = [card_questions.question_row("test", 7, index, follow_up=0.5) for index in range(200)]
     follow_ups = [row for row in rows if "history" in row]
     assert 70 < len(follow_ups) < 130
     for row in follow_ups:
@@ -115,11 +115,11 @@ def test_only_the_history_of_a_follow_up_names_the_frame():
         assert not any(colour in question.question for colour in cards.COLOURS)
         assert question.history[0].media == ["img0"]
     with pytest.raises(BadInput, match="follow_up"):
-        cards.question_row("test", 7, 0, follow_up=2)
+        card_questions.question_row("test", 7, 0, follow_up=2)
 
 
 def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
-    rows = list(cards.demonstration_rows("train", 300, 1, direct_share=0.0, follow_up=1.0, crops=0.5))
+    rows = list(card_questions.demonstration_rows("train", 300, 1, direct_share=0.0, follow_up=1.0, crops=0.5))
     shown = [Demonstration.model_validate(row) for row in rows if len(row["media"]) > 1]
     assert 100 < len(shown) < 200
     for row in shown:
@@ -135,7 +135,7 @@ def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
     seen_share = sum(row.meta.get("seen", False) for row in shown) / len(shown)
     assert 0.4 < seen_share < 0.8
     with pytest.raises(BadInput, match="crops"):
-        cards.question_row("test", 7, 0, crops=2)
+        card_questions.question_row("test", 7, 0, crops=2)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pixelis.actors.report import choose
-from pixelis.datasets.cards import question_row, zoom_box
+from pixelis.datasets.card_questions import question_row
 from pixelis.datasets.cards import scene_of as scene
+from pixelis.datasets.cards import zoom_box
 from pixelis.evaluation import table
 from pixelis.evaluation.capabilities import capabilities
 from pixelis.evaluation.causes import CAUSES, cause_of, error_causes

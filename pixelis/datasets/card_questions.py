@@ -1,0 +1,147 @@
+"""Questions and demonstrations about pictures and clips of the card world, as plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pixelis.datasets.cards import (
+    CLIP_SECONDS,
+    DIGIT,
+    FRAME,
+    PICTURE,
+    SPLITS,
+    Card,
+    Scene,
+    check_split,
+    picture_uri,
+    scene_of,
+    zoom_box,
+)
+from pixelis.datasets.corruptions import Corruption
+from pixelis.errors import BadInput
+
+
+def demonstration_rows(
+    split: str,
+    count: int,
+    seed: int,
+    direct_share: float,
+    aim: float = 0.0,
+    follow_up: float = 0.0,
+    clips: float = 0.0,
+    crops: float = 0.0,
+) -> Iterator[dict]:
+    """Question rows with `turns`: zoom in, of a clip into the selected frame, then answer; ``direct_share`` answers at once.
+
+    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at once. Boxes are on the
+    20/1000 grid, 0..1 of the picture, centred on the card to within half a grid step or one step, and up to ``aim`` (0..1 of the
+    picture) beside it: a policy that learns from far misses zooms in without having located the card.
+    """
+    for name, value in (("aim", aim), ("direct_share", direct_share)):
+        if not 0 <= value <= 1:
+            raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
+    for index in range(count):
+        row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops)
+        row["turns"] = [{"answer": row["answers"][0]}]
+        rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
+        if rng.random() >= direct_share and not row["meta"].get("seen"):
+            card = scene_of(split, seed, index).target
+            move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
+            # The base model has learnt these words: adapters below lm_head can make it say them with confidence.
+            think = f"The {card.colour} frame is here"
+            zoom = {"think": think, "op": "zoom_in", "target": "img0", "box": list(zoom_box(card, (move_x, move_y)))}
+            row["turns"].insert(0, zoom)
+            if "second" in row["meta"]:
+                select = {"think": "Find the picture", "op": "select_frames", "target": "vid0", "frames": [row["meta"]["second"]]}
+                row["turns"] = [select, {**zoom, "target": "obs1"}, *row["turns"][1:]]
+        yield row
+
+
+def question_row(
+    split: str,
+    seed: int,
+    index: int,
+    shift: str = "",
+    follow_up: float = 0.0,
+    clips: float = 0.0,
+    corruption: Corruption | None = None,
+    crops: float = 0.0,
+) -> dict:
+    """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
+
+    A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
+    A share of ``crops`` of these show in ``history`` what the first question was answered from: a crop of the card in question
+    (``seen`` in the meta data) or, for every second of them, of another one; the second question then names its frame.
+    A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
+    """
+    check_split(split)
+    for option, value in (("follow_up", follow_up), ("clips", clips), ("crops", crops)):
+        if not 0 <= value <= 1:
+            raise BadInput(f"{option} is {value}: it must lie between 0 and 1")
+    if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
+        return _clip_row(split, seed, index, shift, corruption)
+    card = scene_of(split, seed, index, shift).target
+    name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
+    row = {
+        "id": name,
+        "question": f"Which digit is in the {card.colour} frame?",
+        "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift, corruption=corruption)}],
+        "answers": [str(card.digit)],
+        "split": split,
+        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": [_zoom(card, "img0")]},
+    }
+    if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
+        first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
+        row |= {"history": [first], "question": "Which digit is in it?"}
+        rng = np.random.default_rng([SPLITS.index(split), seed, index, 8])
+        if rng.random() < crops:
+            _show_crop(row, scene_of(split, seed, index, shift), bool(rng.random() < 0.5))
+    return row
+
+
+def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
+    """Add to the history of a row a crop of the card in question, or of another one, which the first question was then about."""
+    card, *others = scene.cards
+    shown = card if seen or not others else others[0]
+    box = ",".join(str(round(at * PICTURE)) for at in zoom_box(shown))
+    row["media"].append({"id": "img1", "uri": f"{row['media'][0]['uri']}&crop={box}"})
+    row["history"] = [{"question": f"Is there a {shown.colour} frame?", "answer": "yes", "media": ["img0", "img1"]}]
+    if shown is card:
+        row["meta"] |= {"seen": True, "expected_calls": []}
+    else:
+        row["question"] = f"Which digit is in the {card.colour} frame?"
+
+
+def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
+    """A question about one second of a scene's clip, never the middle one, which is all that ``dialogue.frames=1`` shows first.
+
+    No single operation answers it: frames that are selected are too small to read, and only shown frames can be zoomed into.
+    """
+    seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
+    second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
+    card = scene_of(split, seed, index, shift, second).target
+    calls = [{"op": "select_frames", "media": "vid0", "frames": [second]}, {**_zoom(card, "vid0"), "frame": second}]
+    frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
+    return {
+        "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
+        "question": f"Which digit is in the {card.colour} frame at second {second}?",
+        "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
+        "answers": [str(card.digit)],
+        "split": split,
+        "meta": {
+            "colour": card.colour,
+            "box": list(card.box),
+            "shift": shift,
+            "second": second,
+            "expected_calls": calls,
+        },
+    }
+
+
+def _zoom(card: Card, media: str) -> dict[str, Any]:
+    """The call that shows a card's digit, see `pixelis.evaluation.capabilities`."""
+    left, top = card.left + FRAME, card.top + FRAME
+    return {"op": "zoom_in", "media": media, "box": [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]}
