@@ -274,7 +274,7 @@ def describe(report: Mapping[str, Any]) -> list[str]:
         effect = f"{row['effect']:6.2f}" if row["effect"] is not None else f"{'–':>6}"
         low, high = row["ci95"]
         lines.append(
-            f"{row['name']:<14}{means}{row['difference']:+9.3f}  [{low:+.3f}, {high:+.3f}]  {effect}  {row['p_holm']:10.4f}"
+            f"{row['name']:<14}{means}{row['difference']:+9.3f}  [{low:+.3f}, {high:+.3f}]  {effect}  {row['p_holm']:10.2g}"
         )
     if report["agreement"]:
         lines += ["", f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions"]

@@ -106,9 +106,9 @@ def table(report: Mapping[str, Any]) -> str:
         )
     for arm, row in compared.items():
         effect = "    -" if row["effect"] is None else f"{row['effect']:+5.2f}"
-        over_seeds = "one seed" if row["ci95_seeds"] is None else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.3f}"
+        over_seeds = "one seed" if row["ci95_seeds"] is None else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.2g}"
         lines.append(
-            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.4f}  {effect}  {over_seeds}  "
+            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.2g}  {effect}  {over_seeds}  "
             f"{row['verdict']}"
         )
     lines.append(f"\n{limits(report)}")
