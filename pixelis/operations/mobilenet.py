@@ -61,6 +61,8 @@ BOX_TEMPERATURE = 0.1
 """Of the weights of the network's masks for a box by their expected IoU."""
 BOX_CALIBRATION = -0.255, 1.214
 """The same for a box."""
+MIN_BOX_CONTRAST = 0.12
+"""Least contrast (0..1) to its surroundings of what a box holds: empty ground has up to 0.09, objects of BSDS500 from 0.16."""
 MIN_CONTRAST = 1.0
 """Least standard deviation of the region's pixels: a plain picture has no objects."""
 
@@ -172,7 +174,7 @@ def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
     mean, level, expected = cut_box(picture, box, region, seed)
     left, top, right, bottom = region
     small = cv2.resize(picture[top:bottom, left:right], mean.shape[::-1], interpolation=cv2.INTER_AREA)
-    if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < grabcut.MIN_CONTRAST:
+    if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < MIN_BOX_CONTRAST:
         raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
     score = float(np.clip(BOX_CALIBRATION[0] + BOX_CALIBRATION[1] * expected, 0.0, 0.95))
     return Segment(_outline(picture, region, mean + np.float32(0.5 - level), None), round(score, 3), "mobilenet")

@@ -95,19 +95,22 @@ def test_a_response_exists_for_its_key_alone_and_while_its_user_does(client: ope
     keys = KeyFile(key_file(deployed.config))
     secrets = {name: keys.create(name, scopes) for name, scopes in (("mill", ["ask"]), ("barn", ["ask", "read", "steer"]))}
     mill, barn = (openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=secret, max_retries=0) for secret in secrets.values())
-    response = create(mill, asked("say 7"), user="anna")
-    for other in (client, barn):
-        for method in (other.responses.retrieve, other.responses.delete):
+    try:
+        response = create(mill, asked("say 7"), user="anna")
+        for other in (client, barn):
+            for method in (other.responses.retrieve, other.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    method(response.id)
+        assert mill.responses.retrieve(response.id).output_text == "7"
+        with deployed.client(secrets["mill"]) as http:
+            assert http.delete("/v1/experiences?user=anna").json()["deleted"] == 1
+        unstored = create(mill, asked("say 7"), store=False)
+        chat = deployed.ask("say 7", key=secrets["mill"]).json()["experience_id"]
+        for id in (response.id, unstored.id, chat.replace("exp_", "resp_"), "resp_1", "x"):
             with pytest.raises(openai.NotFoundError):
-                method(response.id)
-    assert mill.responses.retrieve(response.id).output_text == "7"
-    with deployed.client(secrets["mill"]) as http:
-        assert http.delete("/v1/experiences?user=anna").json()["deleted"] == 1
-    unstored = create(mill, asked("say 7"), store=False)
-    chat = deployed.ask("say 7", key=secrets["mill"]).json()["experience_id"]
-    for id in (response.id, unstored.id, chat.replace("exp_", "resp_"), "resp_1", "x"):
-        with pytest.raises(openai.NotFoundError):
-            mill.responses.retrieve(id)
+                mill.responses.retrieve(id)
+    finally:
+        keys.path.unlink()  # other gateways of this run would require a key
 
 
 def test_earlier_output_items_are_context(client: openai.OpenAI) -> None:

@@ -88,7 +88,10 @@ def test_the_page_of_the_api_shows_every_route(deployed: Deployed, opened: Opene
     requested: list[str] = []
     page.on("request", lambda request: requested.append(request.url))
     page.goto("/docs")
-    expect(page.locator(".opblock")).to_have_count(26)
+    with deployed.client() as client:
+        routes = sum(map(len, client.get("/openapi.json").json()["paths"].values()))
+    assert routes > 20
+    expect(page.locator(".opblock")).to_have_count(routes)
     page.locator("#operations-questions-agent_v1_agent_post").click()
     expect(page.get_by_text("max_turns").first).to_be_visible()
     assert all(url.startswith((deployed.url, "data:")) for url in requested)
