@@ -120,6 +120,7 @@ class Admission:
 
     async def _acquire(self, priority: int) -> None:
         waiter = Waiter(priority, self._rank(priority), asyncio.get_running_loop().create_future())
+        self.queue = [other for other in self.queue if not other.ready.cancelled()]  # their tasks have not noticed yet
         if self.free <= 0 and len(self.queue) >= self.burst:
             displaceable = self._displaceable(waiter.rank)
             if not displaceable:
