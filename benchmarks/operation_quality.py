@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
@@ -150,16 +151,9 @@ def track(report: Report, thin: int) -> None:
 # --- segment_object_at ----------------------------------------------------------------------------------------------------------
 
 
-def segment(
-    report: Report,
-    photos: Path | None,
-    folders: tuple[Path | None, Path | None],
-    sam: str | None,
-    chart: Path | None,
-    thin: int,
-) -> None:
+def segment(report: Report, args: argparse.Namespace, thin: int) -> None:
     """Report the mean IoU of each method by point and by box, with bootstrap intervals; on published masks also its score."""
-    bsds, coco = folders
+    bsds, coco, photos = args.bsds, args.coco, args.photos
     groups = {
         "hand outlines, in-sample": sets.outlined(sets.IN_SAMPLE, photos)[::thin],
         "hand outlines, held out": sets.outlined(sets.HELD_OUT, photos)[::thin],
@@ -175,7 +169,7 @@ def segment(
     for group, objects in published_objects.items():
         if objects:
             _plain_segments(report, group, objects)
-    for method in filter(None, ("mobilenet", "grabcut", sam)):
+    for method in filter(None, ("mobilenet", "grabcut", args.sam)):
         settings, name = ToolboxConfig(segmenter=method), method if method in ("mobilenet", "grabcut") else "sam"
         for group, objects in groups.items():
             for prompt in ("point", "box"):
@@ -188,7 +182,7 @@ def segment(
                 report.row(f"segment {name} by {prompt}: {group}, mIoU", _interval(scores), "", note)
         held_out = [item for objects in published_objects.values() for item in objects]
         if held_out:
-            _calibration(report, name, held_out, settings, chart if name == "mobilenet" else None)
+            _calibration(report, name, held_out, settings, args.chart if name == "mobilenet" else None)
 
 
 def _plain_segments(report: Report, group: str, objects: list[sets.Outlined]) -> None:
@@ -416,18 +410,11 @@ def _silent_stderr() -> Iterator[None]:
             os.close(stderr)
 
 
-def run(
-    report: Report,
-    photos: Path | None,
-    folders: tuple[Path | None, Path | None],
-    sam: str | None,
-    chart: Path | None,
-    thin: int,
-) -> None:
-    """Measure all operations on every ``thin``-th item of each set."""
+def run(report: Report, args: argparse.Namespace, thin: int) -> None:
+    """Measure all operations on every ``thin``-th item of each set; ``args``: the options of `benchmarks.operations`."""
     cv2.setNumThreads(1)
-    text(report, photos, thin)
+    text(report, args.photos, thin)
     track(report, thin)
-    segment(report, photos, folders, sam, chart, thin)
+    segment(report, args, thin)
     properties(report)
     frames(report, thin)

@@ -29,7 +29,7 @@ def main() -> None:
             from benchmarks import operation_quality
 
             thin = 20 if args.smoke else 4 if args.quick else 1
-            operation_quality.run(report, args.photos, (args.bsds, args.coco), args.sam, args.chart, thin)
+            operation_quality.run(report, args, thin)
         elif part == "heldout":
             from benchmarks import operation_heldout
 

@@ -241,5 +241,5 @@ def _add_tracks(tracking: TrackingScores, expected: Sequence[ExpectedCall], call
     truths = [truth for truth in expected if truth.track]
     if truths:
         media = truths[0].media
-        found = [track for call in calls if call.action.op == "track_object" for track in tracks_of(call, media)]
-        tracking.add([truth.track or {} for truth in truths], found)
+        tracks = [track for call in calls if call.action.op == "track_object" for track in tracks_of(call, media)]
+        tracking.add([truth.track or {} for truth in truths], tracks)

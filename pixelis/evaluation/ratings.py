@@ -279,7 +279,11 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     if report["agreement"]:
         lines += ["", f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions"]
         for name, measures in report["agreement"].items():
-            lines += [f"  {name:<14}{_measure(measure, found)}" for measure, found in measures.items()] if name != "items" else []
+            lines += (
+                [f"  {name:<14}{_measure(measure, estimate)}" for measure, estimate in measures.items()]
+                if name != "items"
+                else []
+            )
     lines.append("")
     for rater in report["raters"]:
         lines.append(
@@ -291,12 +295,12 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _measure(measure: str, found: Mapping[str, Any]) -> str:
-    if found["value"] is None:
+def _measure(measure: str, estimate: Mapping[str, Any]) -> str:
+    if estimate["value"] is None:
         return f"{measure} is undefined: the raters never vary"
-    interval = "" if found["ci95"] is None else " [{:.3f}, {:.3f}]".format(*found["ci95"])
-    word = f", {_WORDS[sum(found['value'] >= limit for limit in _LIMITS)]}" if measure == "icc" else ""
-    return f"{measure} {found['value']:.3f}{interval}{word}"
+    interval = "" if estimate["ci95"] is None else " [{:.3f}, {:.3f}]".format(*estimate["ci95"])
+    word = f", {_WORDS[sum(estimate['value'] >= limit for limit in _LIMITS)]}" if measure == "icc" else ""
+    return f"{measure} {estimate['value']:.3f}{interval}{word}"
 
 
 _LIMITS = (0.4, 0.6, 0.75)

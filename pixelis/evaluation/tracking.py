@@ -27,7 +27,7 @@ class TrackingScores:
     """FN + FP, identity switches, boxes of the truth."""
 
     def add(self, truth: Tracks, result: Tracks) -> None:
-        """Count a clip.
+        """Count a clip. ``in_truth`` and ``in_result`` below: bool [frames, tracks].
 
         HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA: Bernardin and
         Stiefelhagen 2008.
@@ -35,13 +35,13 @@ class TrackingScores:
         frames = sorted({frame for track in (*truth, *result) for frame in track})
         alike = np.array([[[_iou(t.get(f), r.get(f)) for r in result] for t in truth] for f in frames])
         alike = alike.reshape(len(frames), len(truth), len(result))
-        real, found = (
+        in_truth, in_result = (
             np.array([[f in track for track in tracks] for f in frames], bool).reshape(len(frames), len(tracks))
             for tracks in (truth, result)
         )
-        self._add_hota(alike, real, found)
-        self._add_identities(alike, real, found)
-        self._add_clear(alike, real, found)
+        self._add_hota(alike, in_truth, in_result)
+        self._add_identities(alike, in_truth, in_result)
+        self._add_clear(alike, in_truth, in_result)
 
     @property
     def hota(self) -> float:
@@ -53,16 +53,16 @@ class TrackingScores:
     @property
     def idf1(self) -> float:
         """F1 of boxes under the best one-to-one pairing of whole tracks."""
-        idtp, real, found = self.identities
-        return float(2 * idtp / max(1, real + found))
+        idtp, in_truth, in_result = self.identities
+        return float(2 * idtp / max(1, in_truth + in_result))
 
     @property
     def mota(self) -> float:
         """1 minus misses, false boxes and identity switches by box of the truth; negative for many false boxes."""
         return float(1 - self.clear[:2].sum() / max(1, self.clear[2]))
 
-    def _add_hota(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
-        counts = real.sum(0)[:, None] + found.sum(0)[None]
+    def _add_hota(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
+        counts = in_truth.sum(0)[:, None] + in_result.sum(0)[None]
         share = alike / np.maximum(1e-9, alike.sum(1, keepdims=True) + alike.sum(2, keepdims=True) - alike)
         potential = share.sum(0)
         alignment = potential / np.maximum(1e-9, counts - potential)
@@ -72,14 +72,14 @@ class TrackingScores:
                 matches[:, row, column] += (iou[row, column] > 0) & (iou[row, column] >= ALPHAS - 1e-9)
         hits = matches.sum((1, 2))
         association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
-        self.hota_counts.append((np.stack([hits, real.sum() - hits, found.sum() - hits]), association))
+        self.hota_counts.append((np.stack([hits, in_truth.sum() - hits, in_result.sum() - hits]), association))
 
-    def _add_identities(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+    def _add_identities(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         common = (alike >= 0.5).sum(0)
         rows, columns = linear_sum_assignment(-common)
-        self.identities += common[rows, columns].sum(), real.sum(), found.sum()
+        self.identities += common[rows, columns].sum(), in_truth.sum(), in_result.sum()
 
-    def _add_clear(self, alike: np.ndarray, real: np.ndarray, found: np.ndarray) -> None:
+    def _add_clear(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         partner: dict[int, int] = {}
         hits = switches = 0
         for iou in alike:
@@ -92,7 +92,7 @@ class TrackingScores:
                     hits += 1
                     switches += partner.get(row, column) != column
                     partner[row] = column
-        self.clear += real.sum() + found.sum() - 2 * hits, switches, real.sum()
+        self.clear += in_truth.sum() + in_result.sum() - 2 * hits, switches, in_truth.sum()
 
     def __str__(self) -> str:
         return f"HOTA {self.hota:.3f}, IDF1 {self.idf1:.3f}, MOTA {self.mota:.3f}"
