@@ -33,6 +33,7 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.augmentation import AugmentedSession, alternate
 from pixelis.dialogue.session import SamplingParams
 from pixelis.operations.media import first_look
 from pixelis.policy.model_path import resolve
@@ -42,12 +43,12 @@ GROUP = 8
 
 
 class LocalGenerator:
-    """The engine and the agent loop in this process."""
+    """The engine and the agent loop in this process. ``augmentations`` are those of a `RolloutRequest`."""
 
     def __init__(self, config: Config, adapter: Any):
         from pixelis.engines.hf import HfEngine
 
-        self.config = config
+        self.config, self.augmentations = config, list[str]()
         model = resolve(config.policy.model)
         self.engine = HfEngine(model, config.policy, config.engine, seed=config.run.seed)
         self.player = Player(config, str(model))
@@ -64,11 +65,13 @@ class LocalGenerator:
 
     async def _group(self, question: Question, sampling: SamplingParams, samples: int) -> list[Episode]:
         d = self.config.dialogue
-        sessions = [await self.engine.open(question.id) for _ in range(samples)]
+        names = alternate(self.augmentations, samples)
+        opened = [await self.engine.open(question.id) for _ in names]
+        sessions = [s if name is None else AugmentedSession(s, name) for s, name in zip(opened, names, strict=True)]
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, d, self.engine.spec.multiple)
         limits, tools = Limits.of(d), LocalTools(self.player, media)
-        return await asyncio.gather(
+        episodes = await asyncio.gather(
             *(
                 run_episode(
                     session,
@@ -85,6 +88,9 @@ class LocalGenerator:
                 for i, session in enumerate(sessions)
             )
         )
+        for episode, name in zip(episodes, names, strict=True):
+            episode.trajectory.augmentation = name
+        return episodes
 
 
 def cpu_seconds(pids: list[int]) -> float:

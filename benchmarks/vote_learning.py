@@ -1,19 +1,27 @@
-"""What limits learning from votes: schedules of updates on one set of sampled requests, with votes and with true labels.
+"""How much does a service learn from its own votes, and how much would it learn from true labels?
 
-    python -m benchmarks.vote_learning --adapter CHECKPOINT [--arms ...]
+    python -m benchmarks.vote_learning --adapter CHECKPOINT [--shifts warm brightness:4 frost:2] [--seeds 42 1337 2024]
+        [--arms service labels votes ttrl] [--requests 1000] [--questions 800] [--dir runs/vote_learning]
 
-The policy of the checkpoint samples eight answers to each of the quickstart's changed, unlabelled pictures. Every arm then
-learns from the same episodes with the objective of the quickstart's service, and answers held-out changed and unchanged pictures.
-Unlike in the service, all votes are those of the starting policy, and no canary refuses an update: arms differ in their schedule
-alone. An arm with labels learns the true answers of the requests to which some sample gave it.
+The policy of the checkpoint samples eight answers to each of the changed, unlabelled pictures of a seed. Every arm learns from
+such episodes in one pass with the settings of the quickstart's service, and answers other changed and unchanged pictures. Unlike
+in the service, all votes are those of the starting policy, and no canary refuses an update: arms differ in what they learn alone.
+A shift is one of the card world or KIND:SEVERITY of ImageNet-C's corruptions. Trials that DIR has already are not run again.
+
+- ``service``: the votes of the quickstart's service, with its augmentations.
+- ``labels``: the same episodes and updates, but true answers instead of votes.
+- ``votes``: the vote of samples without augmentations, whose own answers are learnt (self-distillation).
+- ``ttrl``: policy gradient on the majority of samples without augmentations, as TTRL (arXiv 2504.16084) does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,56 +36,60 @@ from pixelis.dialogue.agent import Episode
 from pixelis.dialogue.session import SamplingParams
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.evolution.gate import gate
-from pixelis.evolution.updates import as_group, elected, relabel
+from pixelis.evolution.updates import agreeing, as_group, relabel
 from pixelis.evolution.vote import vote
 from pixelis.policy.adapters import Adapter, load_adapter
-from pixelis.policy.samples import TrainSample, from_trajectory
+from pixelis.policy.advantages import assign_advantages
+from pixelis.policy.samples import from_trajectory
 from pixelis.policy.train_step import Trainer
-from pixelis.records import Question, UpdateTask, Verdict
+from pixelis.records import Group, Question, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
 
 GROUP = 8
 AT_ONCE = 64
 """Questions whose episodes run together."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How an arm learns: updates of ``new`` tasks and ``replayed`` earlier ones, ``samples`` episodes of each."""
-
-    labels: bool = False
-    gate: float = 0.6
-    lr: float = 5e-4
-    new: int = 16
-    replayed: int = 0
-    samples: int = 2
-    call_weight: float = 0.1
-
-
-ARMS = {
-    "all-samples": Schedule(samples=8),
-    "once": Schedule(),
-    "replay": Schedule(new=4, replayed=12),
-    "fast": Schedule(lr=2e-3),
-    "fast-replay": Schedule(lr=2e-3, new=8, replayed=8),
-    "fast-open-gate": Schedule(lr=2e-3, gate=0.4),
-    "fast-strict-gate": Schedule(lr=2e-3, gate=0.7, call_weight=0.3),
-    "fast-labels": Schedule(lr=2e-3, labels=True),
+PLAIN = ["serve.augmentations=[]", "evolution.vote.strategy=majority"]
+ARMS: dict[str, list[str]] = {
+    "service": [],
+    "labels": [],
+    "votes": [*PLAIN, "evolution.gate=0.6"],
+    "ttrl": [*PLAIN, "evolution.gate=0", "evolution.objective=policy"],
 }
+"""Overrides of the quickstart's configuration."""
 
 
 @dataclass
 class Request:
-    """A question, the episodes of its samples and their verdict."""
+    """A question and the episodes of its samples."""
 
     question: Question
     episodes: list[Episode]
-    verdict: Verdict
 
-    @property
-    def truth(self) -> str:
-        """The true answer, which only ``labels`` arms learn from."""
-        return (self.question.answers or [""])[0]
+    def verdict(self, config: Config) -> Verdict:
+        """The verdict of the samples."""
+        return vote([episode.trajectory for episode in self.episodes], [], config.evolution, self.question, 0.0)
+
+    def group(self, config: Config, label: str) -> Group | None:
+        """The episodes scored against a label; None if nothing can be learnt from them."""
+        trajectories = [episode.trajectory for episode in self.episodes]
+        task = UpdateTask(
+            question_id=self.question.id, trajectories=trajectories, pseudo_label=label, confidence=1.0, created_at=0.0
+        )
+        group = as_group(relabel(task, self.question, label, config.rewards))
+        assign_advantages([group], config.rft.advantage)
+        if config.evolution.objective == "answer":
+            return group if agreeing(group.trajectories, label) else None
+        return group if any(t.advantage for t in group.trajectories) else None
+
+
+def truth(question: Question) -> str:
+    """The true answer."""
+    return (question.answers or [""])[0]
+
+
+def is_right(answer: str | None, question: Question) -> bool:
+    """Whether an answer is the true one."""
+    return canonical(answer or "") == canonical(truth(question))
 
 
 def answer(config: Config, generator: LocalGenerator, questions: list[Question], samples: int) -> Iterator[list[Episode]]:
@@ -89,111 +101,140 @@ def answer(config: Config, generator: LocalGenerator, questions: list[Question],
         yield from (episodes[i : i + samples] for i in range(0, len(episodes), samples))
 
 
+def use(generator: LocalGenerator, adapter: Adapter) -> None:
+    """Answer with these weights from now on."""
+    generator.loop.run_until_complete(generator.engine.load(generator.engine.version + 1, adapter))
+
+
 def accuracy(config: Config, generator: LocalGenerator, adapter: Adapter, questions: list[Question]) -> list[float]:
     """Whether the greedy answer to each question is right."""
-    generator.loop.run_until_complete(generator.engine.load(generator.engine.version + 1, adapter))
-    answers = (group[0].trajectory.answer for group in answer(config, generator, questions, 1))
-    return [float(canonical(a or "") == canonical((q.answers or [""])[0])) for a, q in zip(answers, questions, strict=True)]
+    use(generator, adapter)
+    answers = answer(config, generator, questions, 1)
+    return [float(is_right(group[0].trajectory.answer, q)) for group, q in zip(answers, questions, strict=True)]
 
 
-def learn(config: Config, schedule: Schedule, requests: list[Request]) -> tuple[Adapter, int]:
-    """The adapter to serve after one pass over the requests, and the number of updates."""
-    e, rng = config.evolution.model_copy(update={"gate": schedule.gate, "call_weight": schedule.call_weight}), random.Random(0)
+def learn(config: Config, labelled: Sequence[tuple[Request, str]]) -> tuple[Adapter, int]:
+    """The adapter to serve after one pass over requests and their labels, and the number of updates."""
+    e = config.evolution
     trainer = Trainer(
         config.policy,
         config.learner,
         LossConfig(kl=e.guard.beta),
-        total_steps=len(requests),
+        total_steps=len(labelled),
         adapter=load_adapter(config.policy.adapter or ""),
         ema=e.ema,
     )
-    source = UpdateSource(config.model_copy(update={"evolution": e}), None, CandidatePublisher(None, 1))
-    waiting, learnt, updates = list[Request](), list[Request](), 0
-    samples: dict[str, tuple[list[TrainSample], list[TrainSample]]] = {}
-    for request in requests[e.cold_start :]:
-        held_out = rng.random() < e.canary.traffic_share
-        if held_out or not (schedule.labels or gate(request.verdict, e)):
+    source, updates = UpdateSource(config, None, CandidatePublisher(None, 1)), 0
+    groups, views = list[Group](), list[Any]()
+    for request, label in labelled:
+        if (group := request.group(config, label)) is None:
             continue
-        trained, sampled = train_samples(
-            config, source, request, request.truth if schedule.labels else request.verdict.answer or ""
-        )
-        if not trained:
-            continue
-        samples[request.question.id] = (rng.sample(trained, min(schedule.samples, len(trained))), sampled)
-        waiting.append(request)
-        if len(waiting) == schedule.new:
-            batch = [*waiting, *rng.sample(learnt, min(schedule.replayed, len(learnt)))]
-            metrics = trainer.update(
-                [sample for task in batch for sample in samples[task.question.id][0]],
-                "sft",
-                lr=schedule.lr,
-                kl_limit=2 * e.guard.target,
-                sampled=[sample for task in waiting for sample in samples[task.question.id][1]],
-            )
+        groups.append(group)
+        views.append({episode.trajectory.id: episode.views for episode in request.episodes})
+        if len(groups) == e.batch:
+            sampled = [
+                from_trajectory(t, shown[t.id])
+                for group, shown in zip(groups, views, strict=True)
+                for t in group.trajectories
+                if t.advantage is not None and t.augmentation is None
+            ]
+            options: dict[str, Any] = {"lr": e.lr, "kl_limit": 2 * e.guard.target, "sampled": sampled}
+            if e.objective == "answer":
+                metrics = trainer.update(source._agreeing(groups, views), "sft", **options)
+            else:
+                metrics = trainer.update(sampled, "policy", **options)
             updates += not metrics["evolve/skipped"]
-            learnt, waiting = learnt + waiting, []
+            groups, views = [], []
     adapter = trainer.served()
     trainer.close()
     return adapter, updates
 
 
-def train_samples(
-    config: Config, source: UpdateSource, request: Request, label: str
-) -> tuple[list[TrainSample], list[TrainSample]]:
-    """What an update learns from a request, and the episodes that the policy sampled."""
-    trajectories = [episode.trajectory for episode in request.episodes]
-    task = UpdateTask(
-        question_id=request.question.id, trajectories=trajectories, pseudo_label=label, confidence=1.0, created_at=0.0
-    )
-    group, views = (
-        as_group(relabel(task, request.question, label, config.rewards)),
-        {e.trajectory.id: e.views for e in request.episodes},
-    )
-    if not elected(group.trajectories, label):
-        return [], []
-    sampled = [from_trajectory(t, views[t.id]) for t in trajectories if t.answer is not None]
-    return source._elected([group], [views]), sampled
+def labels_of(config: Config, arm: str, requests: Sequence[Request]) -> tuple[list[tuple[Request, str]], dict[str, float]]:
+    """The requests that an arm learns from with their labels, and how often votes are right."""
+    e, rng = config.evolution, random.Random(0)
+    verdicts = [request.verdict(config) for request in requests]
+    right = [is_right(verdict.answer, request.question) for verdict, request in zip(verdicts, requests, strict=True)]
+    clear = [gate(verdict, e) for verdict in verdicts]
+    figures = {"vote_right": float(np.mean(right)), "clear": float(np.mean(clear))}
+    figures["clear_right"] = float(np.mean([r for r, c in zip(right, clear, strict=True) if c])) if any(clear) else 0.0
+    taught = []
+    for request, verdict, is_clear in list(zip(requests, verdicts, clear, strict=True))[e.cold_start :]:
+        held_out = rng.random() < e.canary.traffic_share
+        if not held_out and (arm == "labels" or is_clear):
+            taught.append((request, truth(request.question) if arm == "labels" else verdict.answer or ""))
+    return taught, figures
+
+
+def source_of(split: str, seed: int, shift: str = "") -> str:
+    """The card world's questions about pictures with a shift or a corruption."""
+    kind, _, severity = shift.partition(":")
+    change = f"&corruption={kind}&severity={severity}" if severity else f"&shift={kind}" if kind else ""
+    return f"cards:?split={split}&seed={seed}{change}"
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapter", required=True, help="checkpoint of the policy that answers and learns")
-    parser.add_argument("--shift", default="warm", help="change of the pictures")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--questions", type=int, default=1000, help="held-out changed pictures, and at most half as many others")
+    parser.add_argument("--shifts", nargs="+", default=["warm"], help="changes of the pictures")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42], help="seeds of pictures and sampling")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--questions", type=int, default=800, help="held-out changed pictures, and half as many others")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    args = parse_args(parser, requests=100, questions=8)
-    config, report = load("configs/nano/quickstart.yaml", [f"policy.adapter={args.adapter}"]), Report("vote_learning")
-    start = load_adapter(args.adapter)
-    generator = LocalGenerator(config, start)
+    parser.add_argument("--dir", type=Path, default=Path("runs/vote_learning"), help="folder of the trials")
+    args = parse_args(parser, requests=100, questions=8, dir=None)
+    report, start = Report("vote_learning"), load_adapter(args.adapter)
+    configs = {arm: load("configs/nano/quickstart.yaml", [f"policy.adapter={args.adapter}", *ARMS[arm]]) for arm in args.arms}
+    generator = LocalGenerator(next(iter(configs.values())), start)
+    for shift in args.shifts:
+        for seed in args.seeds:
+            run_seed(args, report, generator, configs, start, shift, seed)
+    report.close()
 
-    def questions(source: str, count: int) -> list[Question]:
-        return list(read_questions(f"cards:?{source}", limit=count, epochs=1))
 
-    stream = questions(f"split=validation&seed=9&shift={args.shift}", args.requests)
-    requests = []
-    for question, episodes in zip(stream, answer(config, generator, stream, GROUP), strict=True):
-        verdict = vote([episode.trajectory for episode in episodes], [], config.evolution, question, 0.0)
-        requests.append(Request(question, episodes, verdict))
-    votes = [canonical(r.verdict.answer or "") == canonical(r.truth) for r in requests]
-    report.row("vote is right", float(np.mean(votes)))
-    clear = [right for right, r in zip(votes, requests, strict=True) if gate(r.verdict, config.evolution)]
-    report.row("vote above the gate is right", float(np.mean(clear)) if clear else 0.0, note=f"{len(clear)} of {len(votes)}")
-    tests = {
-        args.shift: questions(f"split=test&seed=8&shift={args.shift}", args.questions),
-        "old": questions("split=test&seed=7", args.questions // 2),
-    }
-    before = {name: accuracy(config, generator, start, test) for name, test in tests.items()}
-    for arm in args.arms:
-        adapter, updates = learn(config, ARMS[arm], requests)
-        row: dict[str, Any] = {"updates": updates}
+def run_seed(
+    args: argparse.Namespace,
+    report: Report,
+    generator: LocalGenerator,
+    configs: dict[str, Config],
+    start: Adapter,
+    shift: str,
+    seed: int,
+) -> None:
+    """Run the arms of a shift and a seed that have no result yet."""
+
+    def questions(split: str, number: int, count: int, change: str = shift) -> list[Question]:
+        return list(read_questions(source_of(split, number, change), limit=count, epochs=1))
+
+    tests, before = dict[str, list[Question]](), dict[str, list[float]]()
+    collected = dict[tuple[str, ...], list[Request]]()
+    for arm, config in configs.items():
+        path = args.dir / f"{shift.replace(':', '-')}_{seed}_{arm}.json" if args.dir is not None else None
+        if path is not None and path.exists():
+            report.row(f"{shift} {seed} {arm}", json.loads(path.read_text(encoding="utf-8")))
+            continue
+        config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+        if not tests:
+            tests = {"changed": questions("test", seed, args.questions), "old": questions("test", seed, args.questions // 2, "")}
+            generator.augmentations = []
+            before = {name: accuracy(config, generator, start, test) for name, test in tests.items()}
+        if (key := tuple(config.serve.augmentations)) not in collected:
+            use(generator, start)
+            generator.augmentations, stream = list(key), questions("validation", seed, args.requests)
+            collected[key] = [Request(q, e) for q, e in zip(stream, answer(config, generator, stream, GROUP), strict=True)]
+            generator.augmentations = []
+        taught, row = labels_of(config, arm, collected[key])
+        adapter, updates = learn(config, taught)
+        result: dict[str, Any] = {**row, "updates": updates}
         for name, test in tests.items():
             after = accuracy(config, generator, adapter, test)
             means = {"before": float(np.mean(before[name])), "after": float(np.mean(after))}
-            row[name] = means | paired_bootstrap(after, before[name])
-        report.row(arm, row)
-    report.close()
+            result[name] = means | paired_bootstrap(after, before[name])
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(result), encoding="utf-8")
+        report.row(f"{shift} {seed} {arm}", result)
 
 
 if __name__ == "__main__":

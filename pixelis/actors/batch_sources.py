@@ -6,8 +6,9 @@ Every worker holds its own copy of a source. All workers call each method togeth
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,13 +24,14 @@ from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_pictures import fetch
 from pixelis.actors.weights import CandidatePublisher, WeightPublisher
 from pixelis.config import Config
+from pixelis.dialogue.augmentation import corrected
 from pixelis.errors import InfraFailure
-from pixelis.evolution.updates import elected
+from pixelis.evolution.updates import agreeing
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.distributed import rank_and_world_size, release_cached_memory, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.policy.token_advantages import assign_token_advantages
-from pixelis.records import Group
+from pixelis.records import Group, Trajectory
 
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
@@ -218,7 +220,7 @@ class UpdateSource(RolloutSource):
     def next(self) -> LearnerBatch | None:
         """This worker's groups, after resetting to the weights that Evolution requests.
 
-        With objective=answer each episode ends with the elected answer and is weighted; the KL limit applies to the original.
+        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what the policy sampled.
         """
         share = self._share()
         if share is None:
@@ -232,19 +234,24 @@ class UpdateSource(RolloutSource):
         samples = _samples(share.groups, views)
         batch = LearnerBatch(share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True)
         if self.settings.objective == "answer":
-            batch.samples, batch.kind = self._elected(share.groups, views), "sft"
+            batch.samples, batch.kind = self._agreeing(share.groups, views), "sft"
             batch.options["sampled"] = samples
         return batch
 
-    def _elected(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
-        samples = []
+    def _agreeing(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
+        """Up to `evolution.train_samples` episodes of each group that gave its label, with the pictures as they are.
+
+        With `serve.augmentations` also as corrected: what the policy can do in usual light remains in what it learns.
+        """
+        samples, settings, names = [], self.config.evolution, self.config.serve.augmentations
         for group, group_views in zip(groups, views, strict=True):
-            for trajectory, agreement in elected(group.trajectories, group.question.meta["pseudo_label"]):
-                sample = from_trajectory(trajectory, group_views[trajectory.id])
-                answer_tokens = len(trajectory.turns[-1].tokens)
-                sample.weights = sample.mask * np.float32(self.settings.call_weight * agreement)
-                sample.weights[-answer_tokens:] = sample.mask[-answer_tokens:]
-                samples.append(sample)
+            candidates = agreeing(group.trajectories, group.question.meta["pseudo_label"])
+            rng = random.Random(group.id)
+            for trajectory in rng.sample(candidates, min(settings.train_samples, len(candidates))):
+                shown = [group_views[trajectory.id]]
+                if names:
+                    shown.append(corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names)))
+                samples += [_weighted(trajectory, pictures, settings.call_weight) for pictures in shown]
         return samples
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
@@ -269,11 +276,20 @@ class UpdateSource(RolloutSource):
             ray.get(self.actor.candidate.remote(version))
 
 
+def _weighted(trajectory: Trajectory, views: Sequence[np.ndarray], call_weight: float) -> TrainSample:
+    """A sample whose answer weighs 1 and whose other policy tokens weigh `call_weight`."""
+    sample = from_trajectory(trajectory, views)
+    answer_tokens = len(trajectory.turns[-1].tokens)
+    sample.weights = sample.mask * np.float32(call_weight)
+    sample.weights[-answer_tokens:] = sample.mask[-answer_tokens:]
+    return sample
+
+
 def _samples(groups: list[Group], views: list[Views]) -> list[TrainSample]:
-    """Samples of the trajectories that have an advantage."""
+    """Samples of the trajectories that have an advantage and whose log-probabilities are those of the pictures as they are."""
     return [
         from_trajectory(trajectory, group_views[trajectory.id])
         for group, group_views in zip(groups, views, strict=True)
         for trajectory in group.trajectories
-        if trajectory.advantage is not None
+        if trajectory.advantage is not None and trajectory.augmentation is None
     ]

@@ -19,6 +19,7 @@ from pixelis.actors.group_views import first_views
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.augmentation import AugmentedSession, alternate
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams, Session, TokenCallback
 from pixelis.engines import start_engine
@@ -199,13 +200,15 @@ class Generator:
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
         limits = Limits(request.max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
+        augmentations = alternate(request.augmentations, request.samples)
         sessions, environments = list[Session](), list[EnvironmentTools]()
         tags = {"generator": str(self.index)}
         self.running += 1
         publish({"engine/running": self.running}, tags)
         try:
-            for _ in range(request.samples):
-                sessions.append(await self.engine.open(request.group_id))
+            for name in augmentations:
+                session = await self.engine.open(request.group_id)
+                sessions.append(session if name is None else AugmentedSession(session, name))
             version = self.engine.version
             opened, (images, views) = await self.tools.open(question.media, request.pictures)
             if request.operations and environment_of(question, self.renderer.environments) is not None:
@@ -239,6 +242,8 @@ class Generator:
                 environment.close()
         await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
         trajectories = [e.trajectory for e in episodes]
+        for trajectory, name in zip(trajectories, augmentations, strict=True):
+            trajectory.augmentation = name
         group = Group(id=request.group_id, question=question, trajectories=trajectories, policy_version=version)
         publish({"engine/version": version}, tags)
         count("engine/groups", tags=tags)

@@ -37,7 +37,8 @@ class RolloutRequest:
     """`samples` episodes of a question.
 
     operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references to the
-    question's images by id, uint8 [H, W, 3], if they are decoded already; views: whether the caller wants the views; known:
+    question's images by id, uint8 [H, W, 3], if they are decoded already; augmentations: names of `dialogue.augmentation`, under
+    which the samples see the pictures in turn, the first one without; views: whether the caller wants the views; known:
     references to first views that the caller has already, by medium, which the router sets; text: whether a stream has the text
     of the first sample too; trace: W3C `traceparent` of the caller.
     """
@@ -49,6 +50,7 @@ class RolloutRequest:
     operations: bool = True
     max_turns: int | None = None
     pictures: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
+    augmentations: Sequence[str] = ()
     views: bool = True
     known: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
     text: bool = False

@@ -19,7 +19,7 @@ from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant
-from pixelis.evolution.updates import as_group, elected
+from pixelis.evolution.updates import agreeing, as_group
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group, Question, UpdateTask
@@ -83,13 +83,14 @@ class UpdateQueue:
     def usable(self, task: UpdateTask) -> bool:
         """Whether anything can be learnt from a task.
 
-        Nothing can when no trajectory is scored, or with objective=answer when no sample gave the label: it has no tokens then.
+        Nothing can when no trajectory is scored that saw the pictures as they are, or with objective=answer when no sample gave
+        the label.
         """
         e, group = self.config.evolution, as_group(task)
-        if e.objective == "answer" and not elected(group.trajectories, task.pseudo_label):
+        if e.objective == "answer" and not agreeing(group.trajectories, task.pseudo_label):
             return False
         assign_advantages([group], self.config.rft.advantage)
-        return any(t.advantage is not None for t in group.trajectories)
+        return any(t.advantage is not None and t.augmentation is None for t in group.trajectories)
 
     def push(self, item: QueuedTask) -> None:
         """Append a task; a full queue drops another one."""

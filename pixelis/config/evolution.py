@@ -142,14 +142,10 @@ class EvolutionConfig(Section):
     per_minute: float = Field(60.0, gt=0, description="maximum number of updates per minute")
     objective: Literal["answer", "policy"] = Field(
         "policy",
-        description="policy: rft.loss with group advantages (TTRL); answer: train every sample on the elected answer, and the "
-        "samples that gave it also on their calls, with weight call_weight",
+        description="policy: rft.loss with group advantages (TTRL); answer: cross-entropy of the samples that agree",
     )
-    call_weight: float = Field(
-        0.1,
-        ge=0,
-        description="objective=answer: weight of the tokens before the last turn in samples that gave the elected answer",
-    )
+    train_samples: int = Field(2, ge=1, description="objective=answer: maximum number of samples of a task to train on")
+    call_weight: float = Field(1.0, ge=0, description="objective=answer: weight of the tokens before the last turn")
     lr: float = Field(3e-4, gt=0, description="maximum learning rate of online updates")
     lr_min: float = Field(1e-6, gt=0, description="minimum learning rate of online updates")
     lr_by: Literal["fixed", "confidence"] = Field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from pixelis.config.base import Section
@@ -21,6 +23,11 @@ class ServeConfig(Section):
     keys: str | None = Field(None, description="file of further API keys, see `pixelis keys`; unset: keys.json in run.dir")
     samples: int = Field(8, ge=1, description="k: samples per request that vote")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
+    augmentations: list[Literal["grey_world", "autocontrast"]] = Field(
+        [],
+        description="corrections of light under which the samples see the pictures in turn, the first one without; "
+        "more looks make the vote right more often where the light is unusual",
+    )
     priority: int = Field(0, ge=-100, le=100, description="priority of requests without one; lower goes first")
     max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")
     min_upload_bytes_per_s: int = Field(

@@ -92,28 +92,14 @@ def as_group(task: UpdateTask) -> Group:
     return Group(id=first.group_id, question=question, trajectories=task.trajectories, policy_version=first.policy_version)
 
 
-def elected(trajectories: Sequence[Trajectory], label: str) -> list[tuple[Trajectory, bool]]:
-    """Each answered trajectory with the elected answer in place of its own, and whether the two agreed; empty if none agreed.
+def agreeing(trajectories: Sequence[Trajectory], label: str) -> list[Trajectory]:
+    """The trajectories that gave the label.
 
-    The reward of every possible answer is known: 1 for the elected one, 0 for others. The policy gradient of the answer therefore
-    needs no sampling. The last turn of a trajectory that disagreed is replaced by that of the first that agreed, without
-    behaviour log-probabilities.
+    Others looked elsewhere: ending them with the label as well would teach an answer that their pictures do not show.
     """
 
     def agreed(trajectory: Trajectory) -> bool:
         scored = trajectory.rewards.get("accuracy", 0.0) >= 1.0  # against the label, by the question's scorer
         return trajectory.answer is not None and (scored or agrees(trajectory.answer, label))
 
-    agreeing = [t for t in trajectories if agreed(t)]
-    if not agreeing:
-        return []
-    last_turn = agreeing[0].turns[-1].model_copy(update={"log_probs": []})
-    result = []
-    for t in trajectories:
-        if t.answer is None or not t.turns[-1].is_policy:
-            continue
-        if agreed(t):
-            result.append((t, True))
-        else:
-            result.append((t.model_copy(update={"turns": [*t.turns[:-1], last_turn], "answer": agreeing[0].answer}), False))
-    return result
+    return [t for t in trajectories if agreed(t) and t.turns[-1].is_policy]

@@ -181,7 +181,10 @@ async def local_agent(config: Config, actors: placement.Actors) -> AsyncIterator
 
     async def answer(question: Question) -> dict[str, Any]:
         operations = config.toolbox.has_tools and bool(question.media)
-        request = RolloutRequest(question, f"answer-{question.id}", samples, sampling, operations, d.max_turns_test, views=False)
+        name = f"answer-{question.id}"
+        request = RolloutRequest(
+            question, name, samples, sampling, operations, d.max_turns_test, augmentations=s.augmentations, views=False
+        )
         group = (await router.rollout(request)).group
         same = Equality(question, config.rewards.scorer_of(question.task, question.scorer), services)
         verdict = await asyncio.to_thread(vote.vote, group.trajectories, [], config.evolution, question, time.time(), same)

@@ -106,8 +106,9 @@ class StopReason(enum.StrEnum):
 class Trajectory(Record):
     """One episode: prompt turns, policy turns, observations, answer, rewards.
 
-    ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the reason if there is
-    no reward.
+    ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``), None if it saw them as
+    they are. ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the reason if
+    there is no reward.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -115,6 +116,7 @@ class Trajectory(Record):
     question_id: str
     group_id: str = ""
     dialect: str = "qwen"
+    augmentation: str | None = None
     images: list[ImageView] = Field(default_factory=list)
     turns: list[Turn] = Field(default_factory=list)
     answer: str | None = None

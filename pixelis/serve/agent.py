@@ -219,6 +219,7 @@ class Agent:
                 query.operations,
                 query.max_turns,
                 pictures.full,
+                augmentations=self.config.serve.augmentations,
                 text=stream,
                 trace=tracing.traceparent(span),
             )

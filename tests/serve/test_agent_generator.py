@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from clips import encode, footage
+from PIL import Image
 from ray.actor import ActorHandle
 from scripted import picture_url
 
@@ -78,6 +81,31 @@ def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
     (pieces,) = ray.get(generator.pieces.remote([last.tokens]), timeout=60)
     assert b"".join(pieces).decode().removesuffix("<|im_end|>") == last.text
     assert len(pieces) == len(last.log_probs)
+
+
+def test_samples_see_the_pictures_in_turn_as_corrected(generator: ActorHandle) -> None:
+    """The views of the group are those without a correction, whatever the policy saw."""
+
+    file = io.BytesIO()
+    warm = np.random.default_rng(3).integers(40, 200, (64, 64, 3)) * (1.0, 0.7, 0.4)
+    Image.fromarray(warm.astype(np.uint8)).save(file, "PNG")
+    media = [Media(id="img0", uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode())]
+
+    def ask(*augmentations: str) -> tuple[Group, list[Any]]:
+        asked = Question(id="q", question="How many shapes are there?", media=media)
+        request = RolloutRequest(asked, "lights", 4, SamplingParams(0.0), max_turns=1, augmentations=augmentations)
+        group, _, first = ray.get(generator.rollout.options(num_returns=3).remote(request), timeout=60)
+        return group, first
+
+    plain, expected = ask()
+    group, first = ask("grey_world", "autocontrast")
+    assert [t.augmentation for t in group.trajectories] == [None, "grey_world", "autocontrast", None]
+    assert [t.augmentation for t in plain.trajectories] == [None] * 4
+    assert all((a == b).all() for a, b in zip(first, expected, strict=True))
+    log_probs = [t.turns[-1].log_probs for t in group.trajectories]
+    assert log_probs[0] == pytest.approx(plain.trajectories[0].turns[-1].log_probs, abs=1e-4)
+    assert log_probs[0] == pytest.approx(log_probs[3], abs=1e-4)
+    assert all(log_probs[0] != pytest.approx(other, abs=1e-4) for other in log_probs[1:3])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -16,7 +16,7 @@ from test_voting import NOW, QUESTION, samples, voting
 from pixelis.config import RewardsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.evolution.updates import elected, make_task
+from pixelis.evolution.updates import agreeing, make_task
 from pixelis.evolution.vote import vote
 from pixelis.jobs import ttrl
 from pixelis.operations.scale import Scale
@@ -203,7 +203,7 @@ def test_an_update_task_learns_every_spelling_of_the_elected_answer(services):
     task = make_task(served, verdict, settings, RewardsConfig())
     assert task is not None
     assert [t.reward for t in task.trajectories] == [1.0, 1.0, 1.0, 0.0]
-    assert [agreed for _, agreed in elected(task.trajectories, task.pseudo_label)] == [True, True, True, False]
+    assert agreeing(task.trajectories, task.pseudo_label) == task.trajectories[:3]
 
 
 UNTAGGED = [

@@ -1,4 +1,4 @@
-"""objective=answer: what an update learns from when the elected answer is learnt in every sample's own episode."""
+"""objective=answer: an update learns the episodes that gave the elected answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_train_step import trainer
 
-from pixelis.actors.batch_sources import UpdateSource
+from pixelis.actors.batch_sources import UpdateSource, _samples
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import parse
 from pixelis.errors import DataFailure
-from pixelis.evolution.updates import as_group, elected
+from pixelis.evolution.updates import agreeing, as_group
 from pixelis.policy.samples import LearnerBatch
-from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
+from pixelis.records import ImageView, StopReason, Trajectory, Turn, UpdateTask
 
 TOKENS = {"7": 70, "8": 80, "9": 90}
 
@@ -41,17 +41,9 @@ def task(answers: list[str | None], label: str) -> UpdateTask:
 
 
 @given(st.lists(st.sampled_from(["7", "8", "9", None]), max_size=8), st.sampled_from(["7", "8"]))
-def test_every_answered_episode_ends_with_the_elected_answer(answers: list[str | None], label: str) -> None:
+def test_the_episodes_that_gave_the_label_are_learnt_from(answers: list[str | None], label: str) -> None:
     original = task(answers, label)
-    result = elected(original.trajectories, label)
-    assert [t.id for t, _ in result] == ([f"t{i}" for i, a in enumerate(answers) if a is not None] if label in answers else [])
-    for trajectory, agreed in result:
-        own = original.trajectories[int(trajectory.id[1:])]
-        assert trajectory.turns[:-1] == own.turns[:-1]
-        assert (trajectory.answer, trajectory.turns[-1].tokens) == (label, [TOKENS[label], 5])
-        assert agreed == (own.answer == label)
-        if agreed:
-            assert trajectory == own
+    assert agreeing(original.trajectories, label) == [t for t in original.trajectories if t.answer == label]
 
 
 def test_a_corrected_answer_that_no_sample_gave_is_left_out() -> None:
@@ -77,12 +69,48 @@ def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
             own.step(LearnerBatch(0, [], "sft", options=options))
 
 
+def update_source(**settings: object) -> UpdateSource:
+    config = parse({"evolution": {"objective": "answer", "call_weight": 0.25}} | settings)
+    return UpdateSource(config, None, CandidatePublisher(None, 1))  # type: ignore[arg-type]
+
+
 def test_weights_of_answer_and_calls() -> None:
     group = as_group(task(["7", "8", None], "7"))
-    settings = parse({"evolution": {"objective": "answer", "call_weight": 0.25}})
-    source = UpdateSource(settings, None, CandidatePublisher(None, 1))  # type: ignore[arg-type]
-    agreed, other = source._elected([group], [{f"t{i}": [] for i in range(3)}])
+    (agreed,) = update_source()._agreeing([group], [{f"t{i}": [] for i in range(3)}])
     assert agreed.tokens.tolist() == [1, 2, 10, 3, 4, 70, 5]
-    assert other.tokens.tolist() == [1, 2, 11, 3, 4, 70, 5]
     np.testing.assert_allclose(agreed.weights, [0, 0, 0.25, 0.25, 0, 1, 1])
-    np.testing.assert_allclose(other.weights, [0, 0, 0, 0, 0, 1, 1])
+
+
+def test_a_task_with_many_agreeing_samples_teaches_no_more_than_others() -> None:
+    group = as_group(task(["7"] * 6, "7"))
+    samples = update_source()._agreeing([group], [{f"t{i}": [] for i in range(6)}])
+    assert len({sample.id for sample in samples}) == len(samples) == 2
+
+
+def test_with_augmentations_an_episode_is_learnt_in_both_lights() -> None:
+    seen = task(["7", "8"], "7")
+    for trajectory in seen.trajectories:
+        trajectory.images = [ImageView(id="img0"), ImageView(id="img1", parent="img0")]
+        trajectory.turns[0].images, trajectory.turns[2].images = ["img0"], ["img1"]
+    seen.trajectories[0].augmentation = "grey_world"
+    views = [np.full((4, 4, 3), (200, 160, 120), np.uint8), np.full((2, 2, 3), (100, 80, 60), np.uint8)]
+    source = update_source(serve={"augmentations": ["autocontrast", "grey_world"]})
+    plain, other = source._agreeing([as_group(seen)], [{"t0": views, "t1": views}])
+    assert [view[0, 0].tolist() for view in plain.views] == [[200, 160, 120], [100, 80, 60]]
+    assert [view[0, 0].tolist() for view in other.views] == [[160, 160, 160], [80, 80, 80]]  # the light of the whole picture
+    assert plain.tokens.tolist() == other.tokens.tolist()
+
+
+def test_the_policy_objective_leaves_augmented_samples_out() -> None:
+    """Their log-probabilities are those of other pictures, which would make a wrong importance ratio."""
+    group = as_group(task(["7", "8", "7"], "7"))
+    group.trajectories[1].augmentation = "grey_world"
+    assert [sample.id for sample in _samples([group], [{f"t{i}": [] for i in range(3)}])] == ["t0", "t2"]
+    queue = UpdateQueue(parse({"evolution": {"batch": 2}}), Counter())
+    labelled = task(["7", "8", "9"], "7")
+    for trajectory in labelled.trajectories:
+        trajectory.reward = float(trajectory.answer == "7")
+    assert queue.usable(labelled)
+    for trajectory in labelled.trajectories:
+        trajectory.augmentation = "grey_world"
+    assert not queue.usable(labelled)

@@ -1,0 +1,106 @@
+"""Test-time augmentation: corrections of light, and the session that shows them to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config import parse
+from pixelis.dialogue.augmentation import FITS, AugmentedSession, Correction
+from pixelis.dialogue.session import Completion, SamplingParams
+from pixelis.errors import BadConfig
+
+PICTURE = np.random.default_rng(7).integers(20, 236, (32, 24, 3)).astype(np.uint8)
+
+
+class Recorder:
+    """A session that keeps the views it gets."""
+
+    def __init__(self) -> None:
+        self.views: list[list[np.ndarray]] = []
+        self.closed = False
+
+    async def generate(
+        self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams, on_tokens: object = None
+    ) -> Completion:
+        self.views.append(list(views))
+        return Completion([1], [0.0], "stop")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def lit(picture: np.ndarray, light: Sequence[float]) -> np.ndarray:
+    """The picture under a light of this colour."""
+    return np.round(picture * np.asarray(light)).astype(np.uint8)
+
+
+@given(st.tuples(*[st.floats(0.5, 1.0)] * 3), st.sampled_from(sorted(FITS)))
+def test_a_picture_looks_alike_under_every_light(light: tuple[float, float, float], name: str) -> None:
+    plain, other = PICTURE, lit(PICTURE, light)
+    expected, result = (Correction(name, [view])(view).astype(float) for view in (plain, other))
+    if name == "grey_world":  # which keeps the brightness
+        expected *= other.mean() / plain.mean()
+    unsaturated = (expected < 250) & (result < 250)
+    assert np.abs(expected - result)[unsaturated].max() <= 4
+
+
+def test_grey_world_leaves_grey_of_the_same_brightness() -> None:
+    warm = lit(PICTURE, (1.0, 0.8, 0.6))
+    means = Correction("grey_world", [warm])(warm).reshape(-1, 3).mean(0)
+    assert np.ptp(means) < 1
+    assert abs(means.mean() - warm.mean()) < 1
+
+
+def test_autocontrast_uses_the_whole_range() -> None:
+    dull = (PICTURE // 4 + 90).astype(np.uint8)
+    result = Correction("autocontrast", [dull])(dull).reshape(-1, 3)
+    assert result.min(0).tolist() == [0, 0, 0]
+    assert result.max(0).tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("name", sorted(FITS))
+@pytest.mark.parametrize("value", [0, 128, 255])
+def test_a_plain_picture_is_no_error(name: str, value: int) -> None:
+    view = np.full((4, 4, 3), value, np.uint8)
+    result = Correction(name, [view])(view)
+    assert (result.shape, result.dtype) == (view.shape, np.uint8)
+    assert np.ptp(result) == 0
+
+
+def test_crops_are_corrected_as_their_picture() -> None:
+    """A crop of a red card is red: its own mean colour says nothing about the light."""
+    picture = lit(PICTURE, (1.0, 0.8, 0.6))
+    picture[:8, :8] = (200, 20, 20)
+    inner = Recorder()
+    session = AugmentedSession(inner, "grey_world")
+
+    async def two_turns() -> None:
+        await session.generate([1], [picture], SamplingParams())
+        await session.generate([2], [picture[:8, :8]], SamplingParams())
+        await session.generate([3], [], SamplingParams())
+
+    asyncio.run(two_turns())
+    (whole,), (crop,), nothing = inner.views
+    np.testing.assert_array_equal(whole[:8, :8], crop)
+    assert not np.array_equal(whole, picture)
+    assert nothing == []
+    session.close()
+    assert inner.closed
+
+
+def test_a_question_without_pictures_is_passed_on() -> None:
+    inner = Recorder()
+    asyncio.run(AugmentedSession(inner, "autocontrast").generate([1], [], SamplingParams()))
+    assert inner.views == [[]]
+
+
+def test_unknown_corrections_are_refused_by_the_configuration() -> None:
+    with pytest.raises(BadConfig, match="augmentations"):
+        parse({"serve": {"augmentations": ["sepia"]}})
+    assert parse({"serve": {"augmentations": sorted(FITS)}}).serve.augmentations == sorted(FITS)
