@@ -61,7 +61,7 @@ RUNS = {
         12,
         "run/capabilities.json",
     ),
-    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms fast fast-labels", 8),
+    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run", 8),
     "robustness": Run(
         f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 30, "run/robustness.json"
     ),
