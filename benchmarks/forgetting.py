@@ -4,9 +4,10 @@
 
 The policy, trained on the plain card world before, is trained by GRPO with labels on one shifted world after the other: inverted
 ink, low contrast, another font of digits. After each stage it answers the same held-out questions of all four worlds, greedily.
-Prints the matrix of accuracies (stage x world, mean over seeds) and the backward transfer with 95 % intervals over questions: for
-each earlier world the final accuracy minus that right after its own stage (Lopez-Paz and Ranzato, NeurIPS 2017). Writes
-DIR/forgetting.json. Stages that are already finished in DIR are not repeated, so an interrupted benchmark can be restarted.
+Prints the matrix of accuracies (stage x world, mean over seeds) and the backward transfer: for each earlier world the final
+accuracy minus that right after its own stage (Lopez-Paz and Ranzato, NeurIPS 2017). Its 95 % intervals are over questions (would
+these policies forget other questions?) and over seeds (would other runs forget?). Writes DIR/forgetting.json. Stages that are
+already finished in DIR are not repeated, so an interrupted benchmark can be restarted.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import absolute, load
-from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
+from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap, student_interval
 from pixelis.jobs import evaluate, rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.quickstart import newest
@@ -80,15 +82,27 @@ def mean_over_seeds(runs: list[list[Scores]], number: int, world: str) -> dict[s
 
 
 def summarise(runs: list[list[Scores]]) -> dict[str, Any]:
-    """The matrix, and for each earlier world its backward transfer; ``mean`` is over worlds and questions."""
+    """The matrix, and for each earlier world its backward transfer; ``mean`` is that over these worlds."""
     matrix = {after: {w: _accuracy(mean_over_seeds(runs, i, w)) for w in WORLDS} for i, after in enumerate(WORLDS)}
-    last, transfer, changes = len(WORLDS) - 1, dict[str, Any](), list[float]()
+    last, transfer, by_seed = len(WORLDS) - 1, dict[str, Any](), dict[str, list[float]]()
+    changes = defaultdict[str, list[float]](list)
     for number, world in enumerate(WORLDS[:-1]):
         final, own = mean_over_seeds(runs, last, world), mean_over_seeds(runs, number, world)
-        transfer[world] = paired_bootstrap(final, own)
-        changes += [final[question] - own[question] for question in final]
-    transfer["mean"] = {"mean": statistics.fmean(changes), "ci95": list(bootstrap_mean(changes)), "n": len(changes)}
-    return {"accuracy": matrix, "backward_transfer": transfer}
+        shared = sorted(final.keys() & own.keys())
+        by_seed[world] = [statistics.fmean(stages[last][world][q] - stages[number][world][q] for q in shared) for stages in runs]
+        transfer[world] = {**paired_bootstrap(final, own), **_over_seeds(by_seed[world])}
+        for question in shared:
+            changes[question.removesuffix(f"-{world}")].append(final[question] - own[question])
+    # A number is the same picture in all worlds but for the shift, so pictures are resampled, not the questions of each world.
+    pictures = [statistics.fmean(values) for values in changes.values() if len(values) == last]
+    means = [statistics.fmean(values) for values in zip(*by_seed.values(), strict=True)]
+    over_questions = {"mean": statistics.fmean(pictures), "ci95": list(bootstrap_mean(pictures)), "n": len(pictures)}
+    return {"accuracy": matrix, "backward_transfer": {**transfer, "mean": {**over_questions, **_over_seeds(means)}}}
+
+
+def _over_seeds(values: list[float]) -> dict[str, Any]:
+    """The values of each seed and the interval of their mean by Student's t; no interval for one seed."""
+    return {"by_seed": values, "ci95_seeds": list(student_interval(values)) if len(values) > 1 else None}
 
 
 def _accuracy(scores: dict[str, float]) -> dict[str, Any]:
@@ -103,13 +117,18 @@ def report(folder: Path, runs: list[list[Scores]], args: argparse.Namespace) -> 
     print("after training on    " + "".join(f"{world:>14}" for world in WORLDS))
     for after, row in summary["accuracy"].items():
         print(f"{after:21}" + "".join(f"{row[world]['accuracy']:14.3f}" for world in WORLDS))
-    print("\nbackward transfer (final - right after its own stage)")
+    print("\nbackward transfer (final - right after its own stage), intervals over questions and over seeds, each seed")
     for world, row in summary["backward_transfer"].items():
-        low, high = row["ci95"]
-        print(f"{world:21}{row['mean']:+.3f} [{low:+.3f}, {high:+.3f}]")
+        over_seeds = "one seed" if row["ci95_seeds"] is None else _interval(row["ci95_seeds"])
+        by_seed = " ".join(f"{value:+.3f}" for value in row["by_seed"])
+        print(f"{world:21}{row['mean']:+.3f}  {_interval(row['ci95']):18}{over_seeds:18}{by_seed}")
     path = folder / "forgetting.json"
     path.write_text(json.dumps({"machine": machine(), "seeds": args.seeds, "steps": args.steps, **summary}), encoding="utf-8")
     print(f"\n{path}")
+
+
+def _interval(ends: list[float]) -> str:
+    return f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
 
 
 def main() -> None:

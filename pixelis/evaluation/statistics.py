@@ -43,6 +43,20 @@ def bootstrap_mean(
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
+def student_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Interval of a mean of few, about normal values, such as one of each seed. Raises ValueError for fewer than two values.
+
+    Source: Student, Biometrika 1908.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if data.size < 2:
+        raise ValueError(f"an interval needs two values, not {data.size}")
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + level) / 2, data.size - 1) * data.std(ddof=1) / np.sqrt(data.size))
+    return float(data.mean()) - half, float(data.mean()) + half
+
+
 def paired_bootstrap(
     a: Sequence[float] | Mapping[str, float],
     b: Sequence[float] | Mapping[str, float],

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pixelis.evaluation.statistics import bootstrap_mean, compare, paired_bootstrap, paired_p, wilson
+from pixelis.evaluation.statistics import bootstrap_mean, compare, paired_bootstrap, paired_p, student_interval, wilson
 
 
 def test_wilson_agrees_with_the_closed_form():
@@ -92,3 +92,11 @@ def test_a_comparison_needs_two_shared_questions():
     assert compare({"a": 1.0, "b": 0.0}, {"b": 0.0, "c": 1.0}) is None
     pair = compare({"a": 1.0, "b": 1.0, "x": 0.0}, {"a": 0.0, "b": 1.0})
     assert (pair["mean"], pair["n"], pair["p"]) == (0.5, 2, 1.0)
+
+
+def test_student_interval_agrees_with_the_table():
+    low, high = student_interval([1.0, 2.0, 3.0])
+    half = 4.302652729911275 / 3**0.5  # the 97.5 % point of Student's t with two degrees of freedom; deviation 1
+    assert (low, high) == pytest.approx((2 - half, 2 + half))
+    with pytest.raises(ValueError, match="two values"):
+        student_interval([1.0])

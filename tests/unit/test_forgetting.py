@@ -1,0 +1,54 @@
+"""The backward transfer of the benchmark of forgetting: differences by world, over pictures and over seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.forgetting import WORLDS, Scores, summarise
+
+PICTURES = 20
+
+
+def question(world: str, number: int) -> str:
+    return f"cards-test-7-{number}" + ("" if world == "plain" else f"-{world}")
+
+
+def scores(right: dict[str, int]) -> Scores:
+    """In each world the first ``right`` pictures are answered correctly."""
+    return {world: {question(world, n): float(n < right[world]) for n in range(PICTURES)} for world in WORLDS}
+
+
+def run(final: dict[str, int]) -> list[Scores]:
+    """A run that answers all questions of all worlds until its last stage."""
+    return [*[scores(dict.fromkeys(WORLDS, PICTURES))] * (len(WORLDS) - 1), scores(final)]
+
+
+def test_transfer_is_the_final_accuracy_minus_that_after_the_own_stage():
+    final = {"plain": 15, "invert": 20, "lowcontrast": 10, "digits": 20}
+    transfer = summarise([run(final)])["backward_transfer"]
+    assert {world: transfer[world]["mean"] for world in WORLDS[:-1]} == {"plain": -0.25, "invert": 0.0, "lowcontrast": -0.5}
+    assert transfer["mean"]["mean"] == pytest.approx(-0.25)
+    assert transfer["plain"]["ci95_seeds"] is None
+
+
+def test_the_mean_over_worlds_resamples_pictures():
+    """The same 10 of 20 pictures fail in all three worlds: that is as certain as 20 questions, not as 60."""
+    transfer = summarise([run(dict.fromkeys(WORLDS, 10))])["backward_transfer"]
+    assert transfer["mean"]["n"] == PICTURES
+    assert transfer["mean"]["ci95"] == pytest.approx(transfer["plain"]["ci95"])
+
+
+def test_seeds_have_an_interval_of_their_own():
+    runs = [run({**dict.fromkeys(WORLDS, 20), "plain": right}) for right in (10, 12, 14)]
+    plain = summarise(runs)["backward_transfer"]["plain"]
+    assert plain["by_seed"] == pytest.approx([-0.5, -0.4, -0.3])
+    half = 4.302652729911275 * 0.1 / 3**0.5  # the 97.5 % point of Student's t with two degrees of freedom
+    assert plain["ci95_seeds"] == pytest.approx([-0.4 - half, -0.4 + half])
+
+
+def test_a_question_unscored_after_one_stage_is_left_out():
+    stages = run(dict.fromkeys(WORLDS, 10))
+    stages[-1]["plain"] = {name: value for name, value in stages[-1]["plain"].items() if name != question("plain", 0)}
+    transfer = summarise([stages])["backward_transfer"]
+    assert transfer["plain"]["n"] == transfer["mean"]["n"] == PICTURES - 1
+    assert transfer["plain"]["mean"] == pytest.approx(-10 / 19)
