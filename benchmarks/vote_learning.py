@@ -4,13 +4,13 @@
         [--arms service labels votes ttrl] [--requests 1000] [--questions 800] [--dir runs/vote_learning]
 
 The policy of the checkpoint samples eight answers to each of the changed, unlabelled pictures of a seed. Every arm learns from
-such episodes with the settings of the quickstart's service, and answers other changed and unchanged pictures. Unlike
+such episodes in one pass with the settings of the quickstart's service, and answers other changed and unchanged pictures. Unlike
 in the service, all votes are those of the starting policy, and no canary refuses an update: arms differ in what they learn alone.
 A shift is one of the card world or KIND:SEVERITY of ImageNet-C's corruptions. Trials that DIR has already are not run again.
 
 - ``service``: the votes of the quickstart's service, with its augmentations.
 - ``labels``: the same episodes and updates, but true answers instead of votes.
-- ``votes``: the majority of samples without augmentations, whose episodes are learnt once (self-distillation).
+- ``votes``: the vote of samples without augmentations, whose own answers are learnt (self-distillation).
 - ``ttrl``: policy gradient on the majority of samples without augmentations, as TTRL (arXiv 2504.16084) does.
 """
 
@@ -45,18 +45,10 @@ from pixelis.policy.train_step import Trainer
 from pixelis.records import Group, Question, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
 
-Task = tuple[Group, Any]
-"""A scored group and the views of its episodes by trajectory id."""
 GROUP = 8
 AT_ONCE = 64
 """Questions whose episodes run together."""
-PLAIN = [
-    "serve.augmentations=[]",
-    "evolution.vote.strategy=majority",
-    "evolution.replay=0",
-    "evolution.ema=0.8",
-    "evolution.lr=5e-4",
-]
+PLAIN = ["serve.augmentations=[]", "evolution.vote.strategy=majority"]
 ARMS: dict[str, list[str]] = {
     "service": [],
     "labels": [],
@@ -132,36 +124,30 @@ def learn(config: Config, labelled: Sequence[tuple[Request, str]]) -> tuple[Adap
         adapter=load_adapter(config.policy.adapter or ""),
         ema=e.ema,
     )
-    source, rng = UpdateSource(config, None, CandidatePublisher(None, 1)), random.Random(0)
-    tasks, learnt, updates = list[Task](), list[Task](), 0
+    source, updates = UpdateSource(config, None, CandidatePublisher(None, 1)), 0
+    groups, views = list[Group](), list[Any]()
     for request, label in labelled:
         if (group := request.group(config, label)) is None:
             continue
-        tasks.append((group, {episode.trajectory.id: episode.views for episode in request.episodes}))
-        if len(tasks) == e.batch:
-            learnt, batches = learnt + tasks, [tasks]
-            batches += [rng.sample(learnt, e.batch) for _ in range(e.replay)]
-            updates += sum(update(trainer, source, batch) for batch in batches)
-            tasks = []
+        groups.append(group)
+        views.append({episode.trajectory.id: episode.views for episode in request.episodes})
+        if len(groups) == e.batch:
+            sampled = [
+                from_trajectory(t, shown[t.id])
+                for group, shown in zip(groups, views, strict=True)
+                for t in group.trajectories
+                if t.advantage is not None and t.augmentation is None
+            ]
+            options: dict[str, Any] = {"lr": e.lr, "kl_limit": 2 * e.guard.target, "sampled": sampled}
+            if e.objective == "answer":
+                metrics = trainer.update(source._agreeing(groups, views), "sft", **options)
+            else:
+                metrics = trainer.update(sampled, "policy", **options)
+            updates += not metrics["evolve/skipped"]
+            groups, views = [], []
     adapter = trainer.served()
     trainer.close()
     return adapter, updates
-
-
-def update(trainer: Trainer, source: UpdateSource, tasks: Sequence[Task]) -> bool:
-    """Learn from a batch; False if the KL guard undid it."""
-    e = source.settings
-    sampled = [
-        from_trajectory(t, views[t.id])
-        for group, views in tasks
-        for t in group.trajectories
-        if t.advantage is not None and t.augmentation is None
-    ]
-    options: dict[str, Any] = {"lr": e.lr, "kl_limit": 2 * e.guard.target, "sampled": sampled}
-    if e.objective == "answer":
-        groups, views = map(list, zip(*tasks, strict=True))
-        return not trainer.update(source._agreeing(groups, views), "sft", **options)["evolve/skipped"]
-    return not trainer.update(sampled, "policy", **options)["evolve/skipped"]
 
 
 def labels_of(config: Config, arm: str, requests: Sequence[Request]) -> tuple[list[tuple[Request, str]], dict[str, float]]:

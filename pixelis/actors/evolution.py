@@ -226,14 +226,12 @@ class Evolution:
         """Form the batch of this step if possible; True when there is one, or when there will be none."""
         now = time.monotonic()
         if self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0:
-            draining = self.intake.draining
-            tasks = [] if draining else self.queue.replay()
-            if tasks := tasks or self.queue.take(world if draining else self.settings.batch):
-                self.current, self.tasks = self.queue.batch(tasks, self.promotion.served, self.beta.beta), tasks
+            if chosen := self.queue.ready(world if self.intake.draining else self.settings.batch):
+                self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta)
                 self.current.step, self.current.restore = self.step, self.promotion.restore
                 self.formed_at = time.time()
                 self.rate.allow(now)
-            elif draining:
+            elif self.intake.draining:
                 self._give_up_queue()
         if self.current is None and self.intake.draining and len(self.queue) < world:
             self._give_up_queue()
@@ -283,7 +281,7 @@ class Evolution:
         self.traces += [] if skipped else traces
         await self.review_queue.done(tasks)
         if not skipped:
-            self.queue.learn(self.tasks)
+            self.queue.shares.learnt(sources)
             await self.queue.save_shares()
             if self.memory is not None:
                 self.memory.learnt([task.experience_id for task in tasks if task.experience_id])
@@ -308,8 +306,6 @@ class Evolution:
         await self.queue.save_shares()
         offered_at = time.time()
         promoted = await self.promotion.offer(version, asdict(shares))
-        if not promoted:  # the tasks of a refused candidate may be why
-            self.queue.learnt.clear()
         tracing.record("promotion", list(self.traces), offered_at, version=version, promoted=promoted)
         self.traces.clear()
         return promoted
@@ -391,7 +387,7 @@ class Evolution:
         """Remove the tasks that withdrawn versions sampled, and the votes of their experiences."""
         withdrawn = self.promotion.withdrawn
         async with self.changed:
-            removed = self.queue.forget(lambda item: item.task.trajectories[0].policy_version in withdrawn)
+            removed = self.queue.remove(lambda item: item.task.trajectories[0].policy_version in withdrawn)
             self.counts["withdrawn"] += len(removed)
         await self.review_queue.done(removed)
         if self.memory is not None:

@@ -124,7 +124,7 @@ class UpdateIntake:
             self.traffic.forget([experience_id])
             await asyncio.to_thread(self.traffic.save)
         async with self.queue.changed:
-            removed = self.queue.forget(wrong)
+            removed = self.queue.remove(wrong)
             self.counts["disowned"] += len(removed)
         await self.review_queue.done(removed)
 
@@ -133,7 +133,7 @@ class UpdateIntake:
         ids = set(experience_ids)
         self.forgotten.extend(ids - {""})
         async with self.queue.changed:
-            removed = self.queue.forget(lambda item: item.task.experience_id in ids)
+            removed = self.queue.remove(lambda item: item.task.experience_id in ids)
         held_out = self.traffic.forget(experience_ids)
         await asyncio.to_thread(self.traffic.save)
         return len(removed) + held_out + await self.review_queue.forget(experience_ids)

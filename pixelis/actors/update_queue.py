@@ -6,9 +6,8 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,7 @@ class QueuedTask:
 class UpdateQueue:
     """At most ``evolution.queue`` tasks, of which batches within ``Shares`` are formed.
 
-    A full queue drops the oldest task of the user with the most. ``counts`` gets the tasks handed to the learner. With
-    ``evolution.replay`` the queue keeps as many learnt tasks, of which further batches are drawn.
+    A full queue drops the oldest task of the user with the most. ``counts`` gets the tasks handed to the learner.
     """
 
     def __init__(self, config: Config, counts: Counter[str]):
@@ -56,11 +54,6 @@ class UpdateQueue:
         self.counts = counts
         self.shares = Shares(config.evolution)
         self.dropped = 0
-        self.learnt: deque[QueuedTask] = deque(maxlen=config.evolution.queue if config.evolution.replay else 0)
-        self.handed: list[QueuedTask] = []
-        """The tasks of the last batch that may be replayed."""
-        self.replays = 0
-        """Batches of learnt tasks to form before the next one of new tasks."""
         self.changed = asyncio.Condition()
         """Notified when a task is added, and when what may be learnt changes."""
         self.file = Path(config.run.dir) / "versions" / "shares.json"
@@ -117,57 +110,31 @@ class UpdateQueue:
         self.items = [item for item in self.items if not unwanted(item)]
         return removed
 
-    def forget(self, unwanted: Callable[[QueuedTask], bool]) -> list[UpdateTask]:
-        """Remove and return the unwanted tasks, and do not replay those that are learnt."""
-        self.learnt = deque((item for item in self.learnt if not unwanted(item)), self.learnt.maxlen)
-        self.handed = [item for item in self.handed if not unwanted(item)]
-        return self.remove(unwanted)
-
     def ready(self, least: int) -> list[int]:
         """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there are too few."""
         return self.shares.choose(self.sources(), least, self.config.evolution.batch, time.monotonic())
 
-    def take(self, least: int) -> list[QueuedTask]:
-        """Remove and return the tasks of the next batch; see ``ready``."""
-        indices = self.ready(least)
+    def batch(self, indices: Sequence[int], served: int, beta: float) -> tuple[RolloutBatch, list[QueuedTask]]:
+        """Remove the tasks at ``indices`` and form a batch of them; returns it and the tasks.
+
+        ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty.
+        """
+        e = self.config.evolution
         items, chosen = [self.items[i] for i in indices], set(indices)
         self.items = [item for i, item in enumerate(self.items) if i not in chosen]
-        self.counts["handed"] += len(items)
-        if items:
-            self.handed, self.replays = list(items), self.config.evolution.replay
-        return items
-
-    def replay(self) -> list[QueuedTask]:
-        """Learnt tasks for another batch within the caps, drawn at random; empty if it is the turn of new ones."""
-        if not self.replays:
-            return []
-        self.replays -= 1
-        drawn, size = random.sample(self.learnt, len(self.learnt)), self.config.evolution.batch
-        self.handed = [drawn[i] for i in self.shares.choose([item.source for item in drawn], size, size, time.monotonic())]
-        return list(self.handed)
-
-    def learn(self, items: Sequence[QueuedTask]) -> None:
-        """The learner applied a batch of these tasks."""
-        self.shares.learnt([item.source for item in items])
-        known = {item.task.id for item in self.learnt}
-        self.learnt.extend(item for item in self.handed if item.task.id not in known)
-        self.handed = []
-
-    def batch(self, items: Sequence[QueuedTask], served: int, beta: float) -> RolloutBatch:
-        """A batch of tasks; ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty."""
-        e = self.config.evolution
         groups = [as_group(item.task) for item in items]
         assign_advantages(groups, self.config.rft.advantage)
+        self.counts["handed"] += len(groups)
         metrics = _metrics(groups, items, served)
         rate = learning_rate(metrics["evolve/confidence"], e)
         batch = RolloutBatch(
             0, groups, [references(item.views) for item in items], metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta}
         )
         batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
-        return batch
+        return batch, items
 
 
-def _metrics(groups: list[Group], items: Sequence[QueuedTask], version: int) -> dict[str, float]:
+def _metrics(groups: list[Group], items: list[QueuedTask], version: int) -> dict[str, float]:
     """Tasks, largest shares, mean confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
     now, tasks = time.time(), [item.task for item in items]
     n, shares = len(tasks), LargestShares.of([item.source for item in items])

@@ -144,9 +144,6 @@ class EvolutionConfig(Section):
         "policy",
         description="policy: rft.loss with group advantages (TTRL); answer: cross-entropy of the samples that agree",
     )
-    replay: int = Field(
-        0, ge=0, description="updates from tasks drawn at random from the learnt ones after each update from new ones"
-    )
     train_samples: int = Field(2, ge=1, description="objective=answer: maximum number of samples of a task to train on")
     call_weight: float = Field(1.0, ge=0, description="objective=answer: weight of the tokens before the last turn")
     lr: float = Field(3e-4, gt=0, description="maximum learning rate of online updates")
