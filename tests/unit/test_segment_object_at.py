@@ -185,21 +185,6 @@ def test_the_level_is_that_of_the_highest_expected_overlap():
     assert expected == pytest.approx(20 / 24.2, abs=1e-5)
 
 
-def test_masks_that_agree_are_surer_than_masks_that_differ():
-    side = mobilenet.THUMB
-    rows, columns = np.mgrid[:side, :side]
-    discs = [(np.hypot(columns - x, rows - 32) < 12).astype(np.float32).ravel() for x in (20, 32, 44)]
-    shares, classical = np.full(3, 1 / 3), np.array([False, False, True])
-    level, same = mobilenet.certainty(np.stack([discs[1]] * 3), shares, classical)
-    assert 0 < level < 1
-    np.testing.assert_allclose(same[:4], 1.0, atol=1e-4)
-    assert same[4] == pytest.approx(np.log(discs[1].mean() + 1e-3))
-    _, different = mobilenet.certainty(np.stack(discs), shares, classical)
-    assert (different[:4] < 0.7).all()
-    slopes = np.array(mobilenet.CALIBRATION[1:])
-    assert slopes @ same > slopes @ different + 0.2
-
-
 def test_a_low_score_is_called_unsure():
     """A point on a wall, where nothing is an object, and a coin."""
     wall = np.repeat(skimage.data.brick()[..., None], 3, 2)
