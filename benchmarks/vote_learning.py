@@ -50,8 +50,8 @@ AT_ONCE = 64
 """Questions whose episodes run together."""
 PLAIN = ["serve.augmentations=[]", "evolution.vote.strategy=majority"]
 ARMS: dict[str, list[str]] = {
-    "service": [],
-    "labels": [],
+    "service": ["evolution.gate=0.5"],
+    "labels": ["evolution.gate=0.5"],
     "votes": [*PLAIN, "evolution.gate=0.6"],
     "ttrl": [*PLAIN, "evolution.gate=0", "evolution.objective=policy"],
 }
