@@ -33,7 +33,7 @@ BLOCK_BYTES = 1 << 17
 AHEAD_BYTES = 1 << 22
 """Size of the records that are read ahead, in the object store."""
 READERS = 4
-"""Tasks that read at the same time."""
+"""Tasks that read at the same time, at most one for each part: those of the next pass would only start processes."""
 TASKS = 128
 """Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
 SCHEMA = pa.schema(
@@ -135,7 +135,7 @@ def record_stream(source: str, kind: type[Question], change: Change, cards: Read
 def _passes(name: str, reads: list[Read], change: Change | None = None) -> Callable[[], Iterator[Text | BadRow]]:
     """A function that returns the rows of the next pass through a source whose last task ends with `END`; one pass if changed."""
     repeats = 1 if change else max(1, TASKS // len(reads))
-    rows = itertools.chain.from_iterable(_execute(name, reads * repeats, change) for _ in ((0,) if change else itertools.count()))
+    rows = itertools.chain.from_iterable(_execute(name, reads, repeats, change) for _ in ((0,) if change else itertools.count()))
 
     def next_pass() -> Iterator[Text | BadRow]:
         ids = UniqueIds()
@@ -151,13 +151,16 @@ def _passes(name: str, reads: list[Read], change: Change | None = None) -> Calla
     return next_pass
 
 
-def _execute(name: str, reads: list[Read], change: Change | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of all tasks in order."""
+def _execute(name: str, reads: list[Read], passes: int, change: Change | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of all tasks of these passes in order."""
     context = stream_context(AHEAD_BYTES)
     context.target_max_block_size = BLOCK_BYTES
     with ray.data.DataContext.current(context):
         blocks = ray.data.read_datasource(
-            Parts(name, reads), override_num_blocks=len(reads), concurrency=READERS, ray_remote_args={"num_cpus": 0}
+            Parts(name, reads * passes),
+            override_num_blocks=len(reads) * passes,
+            concurrency=min(READERS, len(reads)),
+            ray_remote_args={"num_cpus": 0},
         )
         if change is not None:
             blocks = blocks.map_batches(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from pixelis.rewards.scorers import box_iou
 
@@ -68,7 +67,7 @@ class TrackingScores:
         alignment = potential / np.maximum(1e-9, counts - potential)
         matches = np.zeros((len(ALPHAS), *alignment.shape))
         for iou in alike:
-            for row, column in zip(*linear_sum_assignment(-alignment * iou), strict=True):
+            for row, column in zip(*_assignment(-alignment * iou), strict=True):
                 matches[:, row, column] += (iou[row, column] > 0) & (iou[row, column] >= ALPHAS - 1e-9)
         hits = matches.sum((1, 2))
         association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
@@ -76,7 +75,7 @@ class TrackingScores:
 
     def _add_identities(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         common = (alike >= 0.5).sum(0)
-        rows, columns = linear_sum_assignment(-common)
+        rows, columns = _assignment(-common)
         self.identities += common[rows, columns].sum(), in_truth.sum(), in_result.sum()
 
     def _add_clear(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
@@ -87,7 +86,7 @@ class TrackingScores:
             same = np.zeros_like(iou)
             for row, column in partner.items():
                 same[row, column] = 1
-            for row, column in zip(*linear_sum_assignment(-(iou + same) * (iou >= 0.5)), strict=True):
+            for row, column in zip(*_assignment(-(iou + same) * (iou >= 0.5)), strict=True):
                 if iou[row, column] >= 0.5:
                     hits += 1
                     switches += partner.get(row, column) != column
@@ -96,6 +95,13 @@ class TrackingScores:
 
     def __str__(self) -> str:
         return f"HOTA {self.hota:.3f}, IDF1 {self.idf1:.3f}, MOTA {self.mota:.3f}"
+
+
+def _assignment(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the cheapest one-to-one pairing."""
+    from scipy.optimize import linear_sum_assignment  # takes a third of a second to import
+
+    return linear_sum_assignment(costs)
 
 
 def _iou(one: Sequence[float] | None, other: Sequence[float] | None) -> float:

@@ -1,7 +1,22 @@
 """The experience memory: a shard with SQLite as the record of truth and a FAISS index derived from it. No Ray."""
 
-from pixelis.memory.portable import Entry
-from pixelis.memory.shard import Shard
-from pixelis.memory.vectors import combine
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pixelis.memory.portable import Entry
+    from pixelis.memory.shard import Shard
+    from pixelis.memory.vectors import combine
 
 __all__ = ["Entry", "Shard", "combine"]
+
+_MODULES = {"Entry": "portable", "Shard": "shard", "combine": "vectors"}
+
+
+def __getattr__(name: str) -> Any:
+    # Every process that writes a checkpoint imports pixelis.memory.disk; Arrow and FAISS would add .4 s to its start.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from scipy.linalg import hadamard
 from torch import Tensor
 from torch.nn import functional
 
@@ -85,6 +84,8 @@ def image_vector(features: Float[Tensor, "image_tokens hidden"], rows: int, colu
     cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(1)
     if rows * columns == 1:
         return cells[:, 0]
+    from scipy.linalg import hadamard  # most processes that import this module need no vectors
+
     patterns = torch.tensor(hadamard(GRID * GRID)[1:], dtype=torch.float32, device=cells.device)
     return (cells * patterns[torch.arange(len(cells), device=cells.device) % len(patterns)]).mean(1)
 

@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.qwen2 import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
-from transformers.models.qwen3 import Qwen3Config, Qwen3Model, Qwen3PreTrainedModel
+
+from pixelis.policy.transformers_compat import (
+    Qwen2Config,
+    Qwen2Model,
+    Qwen2PreTrainedModel,
+    Qwen3Config,
+    Qwen3Model,
+    Qwen3PreTrainedModel,
+)
 
 CHECKPOINT_NAMES = {r"^model\.": "model.language_model."}
 """`key_mapping` of `from_pretrained`."""

@@ -31,7 +31,13 @@ with _without_scikit_learn_and_scipy():
         AttentionInterface,
         AttentionMaskInterface,
         Qwen2_5_VLForConditionalGeneration,
+        Qwen2Config,
+        Qwen2Model,
+        Qwen2PreTrainedModel,
         Qwen2VLForConditionalGeneration,
+        Qwen3Config,
+        Qwen3Model,
+        Qwen3PreTrainedModel,
         Qwen3VLForConditionalGeneration,
         Qwen3VLMoeForConditionalGeneration,
     )
@@ -39,8 +45,14 @@ with _without_scikit_learn_and_scipy():
 __all__ = [
     "AttentionInterface",
     "AttentionMaskInterface",
+    "Qwen2Config",
+    "Qwen2Model",
+    "Qwen2PreTrainedModel",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3Config",
+    "Qwen3Model",
+    "Qwen3PreTrainedModel",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
 ]
