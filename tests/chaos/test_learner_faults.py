@@ -57,9 +57,15 @@ def train(settings: Config) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted on-policy run of ten steps."""
+    """The folder of an uninterrupted on-policy run of ten steps, whose generators share the learner's devices.
+
+    The other runs have generators of their own, and the same result.
+    """
     folder = tmp_path_factory.mktemp("uninterrupted")
-    assert checkpoint.step_of(train(config(folder))) == 10
+    settings = config(folder, "engine.colocate=true", "engine.on_update=keep", "rft.evaluate_every=4", "evaluate.questions=4")
+    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
+        assert checkpoint.step_of(rft.run(settings, actors)) == 10
+        assert not ray.get(actors.generators[0].health.remote())["asleep"]
     assert sum(row["learner/trained_sequences"] > 0 for row in events.read(folder, "step/policy")) >= 5
     return folder
 
@@ -231,7 +237,7 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     """F5: 10 steps == 4 + resume + 6 (the stop may come a step late). Goal: same sample ids, losses equal to 1e-6; here bitwise.
 
     F26, in the same run: Coordinator and scorer are killed. Goal: admission, consumed ids and reward state are restored, and the
-    result equals that of the run without faults.
+    result equals that of the run without faults, whose generators besides share the learner's devices.
 
     F3, in the same run: SIGKILL between optimizer step and publication, and during publication. Goal: generators keep the old
     version, numbering continues after the restart, and every version is complete by its checksum.
@@ -253,6 +259,7 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
         promoted = ray.get(actors.store.promoted.remote())
         serving = ray.get([g.health.remote() for g in actors.generators])
     assert all((folder / f"killed-{step}").exists() for step in (COORDINATOR, SCORER))
+    assert not any("rollout/asleep_s" in row for row in step_rows(folder).values())
     deaths = [float((folder / f"killed-{step}").read_text()) for step in (BEFORE, DURING)]
     difference = check_equal_runs(folder, uninterrupted)
     numbers = [record.version for record in versions]
@@ -293,21 +300,15 @@ def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(uninterrupted
     wait_until(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 30)
 
 
-def test_a_colocated_run_equals_one_with_its_own_generators(
-    uninterrupted: Path, tmp_path: Path, record_figures: RecordFigures
+def test_the_generators_of_a_colocated_run_sleep_while_the_learner_works(
+    uninterrupted: Path, record_figures: RecordFigures
 ) -> None:
-    """The generators sleep during every step of the learner and during nothing else; evaluations happen before."""
-    settings = config(tmp_path, "engine.colocate=true", "engine.on_update=keep", "rft.evaluate_every=4", "evaluate.questions=4")
-    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
-        rft.run(settings, actors)
-        assert not ray.get(actors.generators[0].health.remote())["asleep"]
-    difference = check_equal_runs(tmp_path, uninterrupted)
-    rows = step_rows(tmp_path).values()
+    """During every step of the learner and during nothing else; evaluations happen before."""
+    rows = step_rows(uninterrupted).values()
     assert all(row["rollout/asleep_s"] >= row["learner/seconds"] for row in rows)
-    assert not any("rollout/asleep_s" in row for row in step_rows(uninterrupted).values())
-    assert {row["step"] for row in events.read(tmp_path, "evaluation")} == {4, 8}
+    assert {row["step"] for row in events.read(uninterrupted, "evaluation")} == {4, 8}
     asleep, learning = (sum(row[key] for row in rows) for key in ("rollout/asleep_s", "learner/seconds"))
-    record_figures(difference=difference, asleep_s=asleep, learner_s=learning)
+    record_figures(asleep_s=asleep, learner_s=learning)
 
 
 @pytest.mark.skipif(os.environ.get("PIXELIS_CHAOS") != "full", reason="PIXELIS_CHAOS=full: half a minute like the SIGTERM test")
