@@ -7,16 +7,19 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pixelis.actors import placement
 from pixelis.actors.episode_tools import EnvironmentTools
 from pixelis.actors.toolbox_pool import ToolboxPool
-from pixelis.config import parse
+from pixelis.config import absolute, load, parse
 from pixelis.errors import InfraFailure
+from pixelis.jobs import rft
+from pixelis.jobs.driver import run_folder
 from pixelis.operations import Environment, EnvironmentAction, EnvironmentResult, OperationArguments
 from pixelis.records import Action, Question
 from pixelis.telemetry import events, tracing
@@ -171,14 +174,12 @@ def test_a_process_killed_from_outside_loses_its_episodes(pool: tuple[asyncio.Ru
 
 
 @pytest.mark.timeout(900)
-def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) -> None:
     """Rows with an environment and without one in one run: the policy is shown it, its rewards are measured."""
     rows = [{"id": f"w{n}", "question": "Walk.", "answers": ["x"], "environment": "grid_walk"} for n in range(2)]
     rows += [{"id": "p", "question": "Which digit?", "answers": ["7"]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    process = job(
-        "rft",
-        "configs/nano/rft.yaml",
+    overrides = [
         f"run.dir={tmp_path / 'run'}",
         f"data.train={tmp_path / 'rows.jsonl'}",
         f"data.evaluate={tmp_path / 'rows.jsonl'}",
@@ -193,9 +194,10 @@ def test_a_policy_trains_in_an_environment(job: Callable, model: Callable[..., P
         f"toolbox.environments=['{WALK}']",
         "rewards.weights={accuracy: 0.5, format: 0.5, environment: 1.0}",
         "telemetry.trajectories=8",
-    )
-    out, err = process.communicate(timeout=850)
-    assert process.returncode == 0, out[-2000:] + err[-2000:]
+    ]
+    config = absolute(load("configs/nano/rft.yaml", overrides))
+    with run_folder(config, config.data.train), placement.placed(config) as actors:
+        rft.run(config, actors)
     (step,) = events.read(tmp_path / "run", "step/policy")
     assert "reward/environment" in step
     assert step["learner/sequences"] == 6

@@ -97,6 +97,21 @@ def test_the_learner_of_a_service_yields_to_its_generators(tmp_path: Path, monke
     assert niceness[True] == min(19, niceness[False] + 4)
 
 
+def test_a_failure_that_a_restart_may_fix_is_not_permanent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(learner, "_log_nodes", lambda *_: None)
+    job = TrainJob(load(None, [f"run.dir={tmp_path}"]), FailingSource(load(None), DataFailure("unused")))
+
+    def lose_a_connection(_: TrainJob) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RuntimeError):
+        learner._guarded(lose_a_connection, job, "first")
+    assert [row["permanent"] for row in events.read(tmp_path, learner.FAILURE)] == [False]
+    assert learner._permanent_failure(str(tmp_path), "first") is None
+
+
+@pytest.mark.long  # above: the failure; tests/chaos/test_learner_faults.py: the retry
 def test_an_infrastructure_failure_is_retried(tmp_path: Path) -> None:
     _, failures = fail(tmp_path, RuntimeError("connection closed by peer"))
     assert [row["permanent"] for row in failures] == [False] * 2
