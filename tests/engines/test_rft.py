@@ -83,7 +83,8 @@ def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(tmp_pat
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", ["qwen2", pytest.param("qwen2_vl", marks=pytest.mark.long)])
+@pytest.mark.long  # test_parity.py: log-probabilities of every family; above: training
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_vl"])
 def test_other_families_train_on_rollouts_of_vllm(tmp_path: Path, family: str) -> None:
     """A text model and Qwen2-VL: the first step and, with the weights that it published, the second."""
     pytest.importorskip("vllm")

@@ -27,6 +27,7 @@ REQUIREMENTS = {"grpo_step": "trl"}
 LONG = {
     "async_overlap",
     "capabilities",
+    "conversation",
     "coordinator",
     "curriculum",
     "data_stream",

@@ -165,6 +165,7 @@ def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(sft_folder: Pat
     assert load_adapter(final[0]).sha256() == load_adapter(final[1]).sha256()
 
 
+@pytest.mark.long  # below: TTRL answers questions of each set; test_quickstart.py: SFT answers questions
 def test_sft_answers_questions_of_each_set_and_their_mean_decides(ray_cluster: None, tmp_path: Path) -> None:
     sets = ["evaluate.sets.near=cards:?split=test&seed=7", "evaluate.sets.far=cards:?split=test&seed=7&shift=warm"]
     evaluated = ["sft.steps=2", "sft.evaluate_every=1", "sft.evaluate_episodes=3", "sft.validation_size=2"]
@@ -205,6 +206,16 @@ def test_ttrl_learns_from_votes_until_agreement_stops_rising(ttrl_run: tuple[Pat
     assert 0 < result["agreement"]["before"]["mean"] < 1
     assert all("vote/majority_ratio" in row and "vote/label_accuracy" not in row for row in steps)
     assert "unknown: the questions have no answers" in output
+
+
+def test_evaluations_answer_questions_of_each_set_and_their_mean_decides(ttrl_run: tuple[Path, str]) -> None:
+    evaluations = events.read(ttrl_run[0], "evaluation")
+    assert evaluations
+    for row in evaluations:
+        assert row["evaluate/accuracy"] == pytest.approx((row["evaluate/accuracy_near"] + row["evaluate/accuracy_far"]) / 2)
+    saved = checkpoint.steps(ttrl_run[0])
+    best = max((row for row in evaluations if row["step"] in saved), key=lambda row: (row["evaluate/accuracy"], row["step"]))
+    assert best_step(str(ttrl_run[0])) == best["step"]
 
 
 def test_ttrl_refuses_rewards_that_use_the_true_answer(
