@@ -15,7 +15,7 @@ export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo c
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help install install-gpu quickstart results docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
-        test-quickstart test-vllm lint clean
+        test-quickstart test-vllm lint clean install-vllm
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -55,13 +55,13 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(VENV)/bin/pixelis quickstart
 
 test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py test-serve lint docs test-unit test-chaos test-ray test-quickstart test-vllm test-benchmarks
+	@$(PY) tests/lanes.py install-vllm test-serve lint docs test-unit test-chaos test-ray test-quickstart test-vllm test-benchmarks
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
 
 test-long: install  ## the long tests, which `make test` leaves out: more faults, worlds, benchmarks and models
-	@SELECTED=long $(PY) tests/lanes.py test-serve test-unit test-chaos test-ray test-vllm test-benchmarks
+	@SELECTED=long $(PY) tests/lanes.py install-vllm test-serve test-unit test-chaos test-ray test-vllm test-benchmarks
 
 test-chaos: install
 	@$(PY) -m pytest -m "$(SELECTED)" tests/chaos
@@ -84,6 +84,8 @@ test-unit: install
 
 test-vllm: $(VLLM)/installed
 	@$(VLLM)/bin/python -m pytest -m "slow and ($(SELECTED))" tests/engines
+
+install-vllm: $(VLLM)/installed
 
 # vLLM's CPU build, for its tests only: a second environment on top of the first, so that nothing else meets its versions.
 $(VLLM)/installed: $(VENV)/installed tests/engines/requirements.txt

@@ -1,10 +1,11 @@
 """Run test targets of the Makefile, two at a time, and report which ones failed and why.
 
-    python tests/lanes.py test-serve test-unit test-chaos test-ray
+    python tests/lanes.py install-vllm test-serve test-unit test-vllm
 
 Starts the targets in the given order, each as soon as a lane is free. The first one, which waits much, has priority over the
-others, which use the processors meanwhile. A few failed tests are run once more, alone, when nothing else runs: two lanes of real
-clusters on two busy processors are slower than any limit on time allows for. Those that pass then are named at the end.
+others, which use the processors meanwhile. ``install-NAME``, which mostly waits for the network and the disk, runs beside the
+lanes, and ``test-NAME`` begins when it has ended. A few failed tests are run once more, alone, when nothing else runs: two lanes
+of real clusters on two busy processors are slower than any limit on time allows for. Those that pass then are named at the end.
 Shows only their progress; the complete output of each is in runs/tests/TARGET.log. Ends with the failures of each target, one
 line per target and the totals.
 """
@@ -18,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 LANES = 2
@@ -27,6 +28,8 @@ NICENESS = 10
 """Of the targets without priority."""
 REPEATED = 3
 """More failed tests than these, of all targets together, are not the machine's fault."""
+INSTALL = "install-"
+"""Prefix of the targets that run beside the lanes."""
 LOGS = Path("runs/tests")
 PROGRESS = re.compile(r"\[ *\d+%\]$|^installing ")
 CLOSING = re.compile(r"^[= ]*((?:\d+ \w+, )*\d+ \w+) in [\d.]+s")
@@ -91,8 +94,17 @@ def run(target: str, niceness: int, again: bool = False) -> Run:
 def main(targets: list[str]) -> int:
     """Run all targets; returns the exit code."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(LANES) as pool:
-        results = list(pool.map(run, targets, [0] + [NICENESS] * (len(targets) - 1)))
+    tests = [target for target in targets if not target.startswith(INSTALL)]
+    with ThreadPoolExecutor(LANES) as pool, ThreadPoolExecutor() as beside:
+        installed = {target: beside.submit(run, target, NICENESS) for target in targets if target.startswith(INSTALL)}
+
+        def run_when_installed(target: str, niceness: int) -> Run:
+            installation = installed.get(INSTALL + target.removeprefix("test-"))
+            if installation is not None and (result := installation.result()).failed:
+                return replace(result, target=target)
+            return run(target, niceness)
+
+        results = list(pool.map(run_when_installed, tests, [0] + [NICENESS] * (len(tests) - 1)))
     failed = [result for result in results if result.failed]
     unsteady = dict[str, list[str]]()
     if all(result.failures for result in failed) and sum(len(result.failures) for result in failed) <= REPEATED:
