@@ -1,11 +1,13 @@
 """How much does a service learn from its own votes, and how much would it learn from true labels?
 
     python -m benchmarks.vote_learning --adapter CHECKPOINT [--shifts warm brightness:4 frost:2] [--seeds 42 1337 2024]
-        [--arms service labels votes ttrl] [--requests 1000] [--questions 800] [--dir runs/vote_learning]
+        [--arms service labels votes ttrl] [--requests 1000] [--questions 800] [--set evolution.gate=0.5]
+        [--dir runs/vote_learning]
 
 The policy of the checkpoint samples eight answers to each of the changed, unlabelled pictures of a seed. Every arm learns from
 such episodes in one pass with the settings of the quickstart's service, and answers other changed and unchanged pictures. Unlike
-in the service, all votes are those of the starting policy, and no canary refuses an update: arms differ in what they learn alone.
+in the service, all votes are those of the starting policy, no canary refuses an update, and unclear ones hinder no learning: arms
+differ in what they learn alone. `--questions 0` only counts how often votes are clear, and right.
 A shift is one of the card world or KIND:SEVERITY of ImageNet-C's corruptions. Trials that DIR has already are not run again.
 
 - ``service``: the votes of the quickstart's service, with its augmentations.
@@ -50,8 +52,8 @@ AT_ONCE = 64
 """Questions whose episodes run together."""
 PLAIN = ["serve.augmentations=[]", "evolution.vote.strategy=majority"]
 ARMS: dict[str, list[str]] = {
-    "service": ["evolution.gate=0.5"],
-    "labels": ["evolution.gate=0.5"],
+    "service": [],
+    "labels": [],
     "votes": [*PLAIN, "evolution.gate=0.6"],
     "ttrl": [*PLAIN, "evolution.gate=0", "evolution.objective=policy"],
 }
@@ -182,10 +184,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--questions", type=int, default=800, help="held-out changed pictures, and half as many others")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the arms service and labels")
     parser.add_argument("--dir", type=Path, default=Path("runs/vote_learning"), help="folder of the trials")
     args = parse_args(parser, requests=100, questions=8, dir=None)
     report, start = Report("vote_learning"), load_adapter(args.adapter)
-    configs = {arm: load("configs/nano/quickstart.yaml", [f"policy.adapter={args.adapter}", *ARMS[arm]]) for arm in args.arms}
+    configs = {
+        arm: load("configs/nano/quickstart.yaml", [f"policy.adapter={args.adapter}", *(ARMS[arm] or args.set)])
+        for arm in args.arms
+    }
     generator = LocalGenerator(next(iter(configs.values())), start)
     for shift in args.shifts:
         for seed in args.seeds:
@@ -225,6 +231,9 @@ def run_seed(
             collected[key] = [Request(q, e) for q, e in zip(stream, answer(config, generator, stream, GROUP), strict=True)]
             generator.augmentations = []
         taught, row = labels_of(config, arm, collected[key])
+        if not args.questions:
+            report.row(f"{shift} {seed} {arm}", row)
+            continue
         adapter, updates = learn(config, taught)
         result: dict[str, Any] = {**row, "updates": updates}
         for name, test in tests.items():

@@ -16,6 +16,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.metrics import correctness
+from pixelis.evolution.canary import least_questions
 from pixelis.evolution.traffic_questions import TrafficQuestion
 from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
@@ -43,7 +44,7 @@ class Canary:
         self.rewards = config.rewards.model_copy(update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}})
 
     async def ready(self) -> None:
-        """Read the questions. Raises MissingFile, and BadInput for questions that cannot be read or have no answers."""
+        """Read the questions. Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers."""
         if not self.questions:
             self.questions = await asyncio.to_thread(self._read)
 
@@ -96,6 +97,13 @@ class Canary:
         if unlabelled is not None:
             message = f"evolution.canary.questions: {unlabelled.id} in {c.questions} has no answer"
             raise BadInput(message, code="unlabelled_canary", fix="use questions that have answers")
+        if len(questions) < (least := least_questions(c)):
+            message = f"evolution.canary: {len(questions)} questions cannot rule out a drop of {c.tolerance:g}"
+            raise BadInput(
+                message,
+                code="small_canary",
+                fix=f"set evolution.canary.questions and count to {least} questions or more, or raise tolerance or risk",
+            )
         return questions
 
     async def _rollout(self, question: Question, version: int, pictures: Pictures) -> Group | None:

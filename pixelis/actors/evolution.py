@@ -31,7 +31,7 @@ from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_intake import UpdateIntake
 from pixelis.actors.update_pictures import UpdatePictures
-from pixelis.actors.update_queue import QueuedTask, UpdateQueue
+from pixelis.actors.update_queue import TASK_COUNTS, QueuedTask, UpdateQueue
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
@@ -43,11 +43,6 @@ from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 from pixelis.telemetry import logs, tracing
 
-TASK_COUNTS = (
-    "received", "handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over",
-    "held_out",
-)  # fmt: skip
-"""Tasks by outcome, beside those dropped from a full queue and those in review."""
 SAVE_S = 10.0
 """Seconds between writes of the users in the share window."""
 
@@ -148,18 +143,21 @@ class Evolution:
         verdict: Verdict | None = None,
         question: Question | None = None,
         originals: dict[str, ray.ObjectRef] | None = None,
+        unclear: int = 0,
     ) -> bool:
         """Queue a task for the learner or for review; ``views`` stay where they are until it is admitted.
 
-        ``originals`` are the question's pictures by media id, with which the task may become a question of the canary.
+        ``originals`` are the question's pictures by media id, with which the task may become a question of the canary;
+        ``unclear`` is the number of the user's verdicts below the gate since its last task.
 
         A review needs ``verdict`` and ``question``, which holds no pictures. False when the task is dropped: paused, draining or
-        stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Pictures that no other task
-        shows are copied into objects of this process, because an object dies with its owner, here a gateway's replica.
+        stopped, votes collapsed or rarely clear, its policy version withdrawn, nothing to learn from, or views lost. Pictures
+        that no other task shows are copied into objects of this process: an object dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
             await self._open()
-            return await self.intake.submit(task, views, verdict, question, self.step if self.learning else None, originals)
+            step = self.step if self.learning else None
+            return await self.intake.submit(task, views, verdict, question, step, originals, unclear)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
@@ -494,6 +492,7 @@ class Evolution:
             "queue_fill": len(self.queue) / self.settings.queue,
             "vote_collapsed": float(self.intake.collapse.collapsed),
             "unusable_tasks": float(self.intake.unusable),
+            "unclear_tasks": float(self.intake.unclear),
             **{"updates": float(self.counts["updates"]), "version": float(self.promotion.served)},
         }
         if self.learning and not self.intake.paused and self.queue.ready(self.settings.batch):

@@ -25,6 +25,7 @@ THRESHOLDS = [
     ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
     ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
     ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
+    ThresholdConfig(metric="unclear_tasks", over=15.0, severity="warning", cooldown_s=3600.0),
     ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 ]
 """Thresholds of metrics that only the Evolution actor knows."""

@@ -92,7 +92,8 @@ class Promotion:
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
         """Judge a candidate and promote or refuse it; True when it serves now. The audit log names the ``shares`` of its tasks.
 
-        When the canary fails, the version stays a candidate and is not served.
+        When the canary fails or shows neither harm nor its absence, the version stays a candidate and is not served; the learner
+        continues from it.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
@@ -114,6 +115,9 @@ class Promotion:
             async with self.transition:
                 if self.restore is not None or self.served != before:
                     refused = "made from withdrawn weights"
+                elif decision is not None and decision.reason == "inconclusive":
+                    await self.note("promotion", "canary", "wait", "skipped", {"version": version, "served": self.served})
+                    return False
                 elif decision is not None and not decision.promote:
                     refused = decision.reason
                 if refused:
@@ -143,13 +147,17 @@ class Promotion:
         except RayError as error:
             raise unwrap_ray_error(error) or error from error
         decision = self.history.judge_candidate(scores)
-        await self._record_judgement(version, decision, "promote" if decision.promote else "refuse")
+        on_traffic = None
         if decision.promote and self.traffic is not None and len(self.traffic.items) >= MIN_QUESTIONS:
-            decision = await self._judge_traffic(version, decision, self.traffic.items)
+            on_traffic = await self._judge_traffic(version, self.traffic.items)
+            if on_traffic.fell:
+                decision = replace(decision, promote=False, reason="traffic_fell_significantly")
+        outcome = "promote" if decision.promote else "wait" if decision.reason == "inconclusive" else "refuse"
+        await self._record_judgement(version, decision, outcome, on_traffic)
         return decision, scores
 
-    async def _judge_traffic(self, version: int, decision: Decision, items: Sequence[TrafficQuestion]) -> Decision:
-        """Compare the version with the served one on questions of the traffic; ``decision`` unless it is refused."""
+    async def _judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> Decision:
+        """Compare the version with the served one on questions of the traffic."""
         assert self.canary is not None
         served = self.served
         try:
@@ -157,19 +165,19 @@ class Promotion:
             reference = await self.canary.judge_traffic(served, items)
         except RayError as error:
             raise unwrap_ray_error(error) or error from error
-        on_traffic = judge_traffic(scores, reference, self.config.evolution.canary, served)
-        result = "success" if not on_traffic.fell else "refused"
-        await self.note("canary", "canary", "judge_traffic", result, {"version": version, **asdict(on_traffic)})
-        if not on_traffic.fell:
-            return decision
-        return replace(on_traffic, reason="traffic_fell_significantly")
+        decision = judge_traffic(scores, reference, self.config.evolution.canary, served)
+        result = "success" if not decision.fell else "refused"
+        await self.note("canary", "canary", "judge_traffic", result, {"version": version, **asdict(decision)})
+        return decision
 
-    async def _record_judgement(self, version: int, decision: Decision, outcome: str) -> None:
-        details = {"version": version, "decision": outcome, **asdict(decision)}
-        self.curve = [*self.curve[1 - MAX_CURVE :], {"time": time.time(), **details}]
+    async def _record_judgement(self, version: int, decision: Decision, outcome: str, on_traffic: Decision | None = None) -> None:
+        details: dict[str, Any] = {"version": version, "decision": outcome, **asdict(decision)}
+        entry = {"time": time.time(), **details, "traffic": None if on_traffic is None else asdict(on_traffic)}
+        self.curve = [*self.curve[1 - MAX_CURVE :], entry]
         self._save()
         action = "watch" if outcome in ("keep", "roll_back") else "judge"
-        await self.note("canary", "canary", action, "refused" if outcome in ("refuse", "roll_back") else "success", details)
+        result = "refused" if outcome in ("refuse", "roll_back") else "skipped" if outcome == "wait" else "success"
+        await self.note("canary", "canary", action, result, details)
 
     # -- orders -----------------------------------------------------------------------------------------------------
 

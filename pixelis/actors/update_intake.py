@@ -19,6 +19,7 @@ from pixelis.actors.update_pictures import Picture, PictureViews, UpdatePictures
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
+from pixelis.evolution.clear_share import ClearShare
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import needs_review
 from pixelis.evolution.shares import NearQuestions, Source
@@ -52,9 +53,12 @@ class UpdateIntake:
         self.traffic, self.questions = traffic, NearQuestions()
         self.traffic.load(self.questions.group)
         self.collapse = Collapse(config.evolution.vote)
+        self.clear = ClearShare(config.evolution.vote)
         self.forgotten: deque[str] = deque(maxlen=1000)
         self.unusable = 0
         """Tasks in a row from which nothing can be learnt."""
+        self.unclear = 0
+        """Tasks in a row of users whose votes are rarely clear."""
         self.paused = self.draining = self.stopped = False
 
     async def submit(
@@ -65,9 +69,12 @@ class UpdateIntake:
         question: Question | None,
         step: int | None,
         originals: Mapping[str, ray.ObjectRef] | None = None,
+        unclear: int = 0,
     ) -> bool:
         """See ``Evolution.submit``. ``step`` is the update that the learner makes next, None without a learner."""
-        if cause := self._refusal(task):
+        enough = verdict is None or self.clear.add(task.user, unclear)
+        self.unclear = 0 if enough else self.unclear + 1
+        if cause := self._refusal(task) or ("" if enough else "unclear"):
             self.counts[cause] += 1
             return False
         try:

@@ -25,6 +25,11 @@ from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group, Question, UpdateTask
 
 log = logging.getLogger(__name__)
+TASK_COUNTS = (
+    "received", "handed", "refused", "paused", "unclear", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable",
+    "left_over", "held_out",
+)  # fmt: skip
+"""Tasks by outcome, beside those dropped from a full queue and those in review."""
 
 
 @dataclass(slots=True)

@@ -31,6 +31,13 @@ class VotingConfig(Section):
         "before; 0: never",
     )
     collapse_window: int = Field(64, ge=16, description="collapse: number of first and of latest requests to compare")
+    min_clear: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="minimum share of a user's last 64 verdicts that pass the gate; below it nothing is learnt from that user, "
+        "because a policy that is rarely sure also agrees on wrong answers; 0: none",
+    )
 
 
 class NeighboursConfig(Section):
@@ -59,7 +66,7 @@ class CanaryConfig(Section):
     questions: str = Field(
         "cards:?split=validation&seed=11", description="labelled questions on which a candidate must not be worse"
     )
-    count: int = Field(128, ge=2, description="number of questions")
+    count: int = Field(256, ge=2, description="number of questions")
     traffic: int = Field(
         32, ge=0, description="number of confident requests beside them on which a candidate must not be clearly worse; 0: none"
     )
@@ -67,9 +74,20 @@ class CanaryConfig(Section):
         0.0625, gt=0, le=1, description="share of the confident tasks that is held out from learning to be such a request"
     )
     every: int = Field(4, ge=1, description="updates between candidates")
-    tolerance: float = Field(0.02, ge=0, le=1, description="maximum accepted drop of accuracy")
+    tolerance: float = Field(
+        0.03, ge=0, le=1, description="drop of accuracy that must be ruled out before a candidate is promoted"
+    )
+    risk: float = Field(
+        0.05,
+        gt=0,
+        le=1,
+        description="probability at most of promoting a candidate that dropped by more than the tolerance, for all candidates "
+        "since the last promotion together; 1: no evidence is needed, only a measured drop within the tolerance",
+    )
     sigma: float = Field(
-        2.0, gt=0, description="also refuse a drop of at least this many standard errors of the paired difference"
+        2.0,
+        gt=0,
+        description="a drop or gain of at least this many standard errors of the paired difference is evidence of one",
     )
     watch_s: float = Field(300.0, gt=0, description="seconds between evaluations of the served version; a drop rolls it back")
     timeout_s: float = Field(300.0, gt=0, description="timeout in seconds of a question, including restarts of the generator")

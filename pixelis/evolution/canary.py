@@ -1,14 +1,15 @@
 """The canary: labelled questions on which no version may regress, before it is promoted and while it serves.
 
-Versions are compared question by question, so that the difficulty of a question cancels. ``PromotionHistory`` keeps the scores of
-the promoted versions: a candidate is compared with the served, the best and the first version, or many small falls would add up.
+Versions are compared question by question, so that the difficulty of a question cancels. A promotion needs evidence that the
+candidate is not worse (a non-inferiority test); a lack of evidence that it is does not suffice. ``PromotionHistory`` keeps the
+scores of the promoted versions: a candidate is compared with the served, the best and the first one, or small falls would add up.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,24 +21,28 @@ Scores = Mapping[str, float | None]
 MIN_SHARE = 0.9
 """Share of the questions that must be scored for both versions: being unscored on bad questions must not help a candidate."""
 MIN_QUESTIONS = 2
+PSEUDO_PAIRS = 2
 MAX_HISTORY = 64
 ROUNDING = 1e-9
 
-Reason = Literal["not_worse", "within_tolerance", "fell", "fell_significantly", "traffic_fell_significantly", "too_few_questions"]
+Reason = Literal[
+    "better", "not_worse", "inconclusive", "fell", "fell_significantly", "traffic_fell_significantly", "too_few_questions"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Comparison of a version with a reference over the ``questions`` scored for both.
 
-    ``mean`` of the paired differences (version - reference), their standard error ``se``, and both accuracies. ``against`` is the
-    reference version, if known.
+    ``mean`` of the paired differences (version - reference), their standard error ``se``, a lower ``bound`` of the true mean, and
+    both accuracies. ``against`` is the reference version, if known.
     """
 
     promote: bool
     reason: Reason
     mean: float
     se: float
+    bound: float
     accuracy: float
     reference_accuracy: float
     questions: int
@@ -49,29 +54,59 @@ class Decision:
         return self.reason in ("fell", "fell_significantly", "traffic_fell_significantly")
 
 
-def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None) -> Decision:
-    """Compare a candidate with a reference.
+def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None, look: int = 1) -> Decision:
+    """Compare a candidate with a reference; ``look`` counts the candidates since the last promotion.
 
-    The candidate is refused when the mean of the paired differences is below ``-tolerance``, when it is negative by ``sigma``
-    standard errors or more, or when fewer than MIN_SHARE of the questions (or MIN_QUESTIONS) are scored for both.
+    Evidence of a fall: a mean below ``-tolerance``, or a negative one of ``sigma`` standard errors or more. Evidence of no harm,
+    which a promotion needs: the lower bound of the mean is ``-tolerance`` or more. Evidence of a gain: ``sigma`` standard errors.
+    Nothing is decided when fewer than MIN_SHARE of the questions (or MIN_QUESTIONS) are scored for both.
     """
     questions = candidate.keys() | reference.keys()
     pairs = [(c, r) for q in sorted(questions) if (c := candidate.get(q)) is not None and (r := reference.get(q)) is not None]
     n = len(pairs)
     accuracies = (statistics.fmean(c for c, _ in pairs), statistics.fmean(r for _, r in pairs)) if n else (0.0, 0.0)
     if n < max(MIN_QUESTIONS, MIN_SHARE * len(questions)):
-        return Decision(False, "too_few_questions", 0.0, 0.0, *accuracies, n, against)
+        return Decision(False, "too_few_questions", 0.0, 0.0, -1.0, *accuracies, n, against)
     differences = [c - r for c, r in pairs]
     mean = math.fsum(differences) / n
     se = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
+    cautious_mean, cautious_se = _adjusted(differences)
+    bound = min(cautious_mean - critical_value(config.risk, look) * cautious_se, mean)
     reason: Reason
     if mean < -config.tolerance - ROUNDING:
         reason = "fell"
     elif mean < -ROUNDING and mean <= -config.sigma * se:
         reason = "fell_significantly"
+    elif bound < -config.tolerance - ROUNDING:
+        reason = "inconclusive"
     else:
-        reason = "not_worse" if mean >= -ROUNDING else "within_tolerance"
-    return Decision(reason in ("not_worse", "within_tolerance"), reason, mean, se, *accuracies, n, against)
+        reason = "better" if cautious_mean >= config.sigma * cautious_se else "not_worse"
+    return Decision(reason in ("better", "not_worse"), reason, mean, se, bound, *accuracies, n, against)
+
+
+def critical_value(risk: float, look: int) -> float:
+    """Standard errors by which look ``look`` (from 1) must exclude the tolerance: the looks spend ``risk`` / (k (k + 1)) each.
+
+    Their sum is ``risk``, however many candidates are tested before one is promoted. A risk of 1 asks for no evidence: 0.
+    """
+    return statistics.NormalDist().inv_cdf(1.0 - risk / (look * (look + 1))) if risk < 1 else 0.0
+
+
+def least_questions(config: CanaryConfig) -> int:
+    """Questions with which an unchanged candidate is promoted at the first look; with tolerance 0 only a better one is."""
+    if config.tolerance <= ROUNDING:
+        return MIN_QUESTIONS
+    return max(MIN_QUESTIONS, math.ceil(critical_value(config.risk, 1) / config.tolerance) - PSEUDO_PAIRS)
+
+
+def _adjusted(differences: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard error with half a pair won and half a pair lost in addition, and one pair equal.
+
+    A few changed answers, or none, would otherwise have a standard error of about 0 (Agresti and Min 2005, doi 10.1002/sim.1781).
+    """
+    n = len(differences) + PSEUDO_PAIRS
+    mean = math.fsum(differences) / n
+    return mean, math.sqrt(max((math.fsum(d * d for d in differences) + 1.0) / n - mean**2, 0.0) / n)
 
 
 class PromotionHistory:
@@ -80,6 +115,8 @@ class PromotionHistory:
     def __init__(self, config: CanaryConfig, version: int, scores: Scores):
         self.config = config
         self.entries: list[tuple[int, Scores]] = [(version, dict(scores))]
+        self.looks = 0
+        """Candidates judged since the last promotion."""
 
     @property
     def best(self) -> tuple[int, Scores]:
@@ -91,9 +128,11 @@ class PromotionHistory:
         return list({id(entry[1]): entry for entry in (self.entries[-1], self.best, self.entries[0])}.values())
 
     def judge_candidate(self, scores: Scores) -> Decision:
-        """Compare a candidate with all references; the first refusal, else the decision against the served version."""
-        decisions = [compare(scores, reference, self.config, version) for version, reference in self.references()]
-        return next((d for d in decisions if not d.promote), decisions[0])
+        """Compare a candidate with all references: the first fall, else the first lack of evidence, else the served version."""
+        self.looks += 1
+        decisions = [compare(scores, reference, self.config, version, self.looks) for version, reference in self.references()]
+        fallen = next((d for d in decisions if d.fell), None)
+        return fallen or next((d for d in decisions if not d.promote), decisions[0])
 
     def judge_served(self, scores: Scores) -> Decision:
         """Compare the served version's new scores with all references; roll back when ``Decision.fell``."""
@@ -102,6 +141,7 @@ class PromotionHistory:
 
     def promote(self, version: int, scores: Scores | None = None) -> None:
         """Record that ``version`` serves, with the scores of its canary; None for a forced promotion keeps the last scores."""
+        self.looks = 0
         self.entries.append((version, dict(scores) if scores is not None else self.entries[-1][1]))
         if len(self.entries) > MAX_HISTORY:
             best = self.entries.index(self.best)
@@ -109,18 +149,20 @@ class PromotionHistory:
 
     def roll_back(self, version: int) -> None:
         """Record that ``version`` serves again and forget later versions; one not in the history gets the first scores."""
+        self.looks = 0
         indices = [i for i, (promoted, _) in enumerate(self.entries) if promoted == version]
         self.entries = self.entries[: indices[-1] + 1] if indices else [self.entries[0], (version, self.entries[0][1])]
 
     def state(self) -> dict[str, Any]:
         """State for ``restore``, as JSON takes it."""
-        return {"line": [[version, dict(scores)] for version, scores in self.entries]}
+        return {"line": [[version, dict(scores)] for version, scores in self.entries], "looks": self.looks}
 
     @classmethod
     def restore(cls, config: CanaryConfig, state: dict[str, Any]) -> PromotionHistory:
         """The history with this ``state``."""
         history = cls(config, 0, {})
         history.entries = [(int(version), scores) for version, scores in state["line"]]
+        history.looks = state.get("looks", 0)
         return history
 
 

@@ -144,6 +144,7 @@ class Quickstart:
             "updates": stats["updates"],
             "promoted": decisions.count("promote"),
             "refused": decisions.count("refuse"),
+            "undecided": decisions.count("wait"),
         }
 
     def stream(self, online: Config, url: str, evolution: Any, finish: Callable[[], Any]) -> dict[str, int]:
@@ -214,7 +215,7 @@ class Quickstart:
             f"\non `{self.shift['name']}` pictures: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after "
             f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests "
             f"(difference {gain['mean']:+.3f} [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]); "
-            f"candidates promoted {self.shift['promoted']}, refused {self.shift['refused']}"
+            f"candidates promoted {self.shift['promoted']}, refused {self.shift['refused']}, undecided {self.shift['undecided']}"
         )
         print(f"\nsummary  {self.folder / 'summary.json'}\nreport   {page}   <- open this in a browser")
 

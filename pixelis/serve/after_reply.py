@@ -36,6 +36,7 @@ START_DELAY_S = 0.05
 UNAVAILABLE = "unavailable"
 REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
 """``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
+MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
 """Timeout of calls to Evolution: while it restarts, they must not fill the background."""
 
@@ -56,6 +57,8 @@ class AfterReply:
     ):
         self.config, self.retrieval, self.evolution, self.counts = config, retrieval, evolution, counts
         self.background: dict[str, asyncio.Task[None]] = {}
+        self.unclear: Counter[str] = Counter()
+        """Verdicts below the gate by voter, since the voter's last task."""
         # Its own thread: the shared ones decode the pictures of requests that callers wait for.
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
@@ -212,11 +215,20 @@ class AfterReply:
         task = await self._in_thread(partial(make, experience_id=id, user=voter))
         if task is None:
             self.counts["gated"] += 1
+            self.unclear[voter] += 1
+            if len(self.unclear) > MAX_VOTERS:
+                del self.unclear[next(iter(self.unclear))]
             return False
-        async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
-            actor = await self.evolution()
-            task = task.model_copy(update={"trace": tracing.traceparent()})
-            accepted = await actor.submit.remote(task, answer.views, redacted.verdict, redacted.question, answer.originals)
+        unclear = self.unclear.pop(voter, 0)
+        try:
+            async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
+                actor = await self.evolution()
+                task = task.model_copy(update={"trace": tracing.traceparent()})
+                record = (redacted.verdict, redacted.question)
+                accepted = await actor.submit.remote(task, answer.views, *record, answer.originals, unclear)
+        except BaseException:
+            self.unclear[voter] += unclear
+            raise
         if not accepted:
             self.counts["update_refused"] += 1
             return False

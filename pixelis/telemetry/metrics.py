@@ -51,6 +51,11 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "evolution/events": ("counter", ("event", "result"), "events of the audit log: promotions, rollbacks, alerts, decisions"),
     "evolution/queue_size": ("gauge", (), "update tasks that wait for the learner"),
     "evolution/queue_fill": ("gauge", (), "filled share of the queue of update tasks"),
+    "evolution/unclear_tasks": (
+        "gauge",
+        (),
+        "tasks in a row of users whose votes are rarely clear, from which nothing is learnt",
+    ),
     "evolution/vote_collapsed": ("gauge", (), "1 while the votes have collapsed to one answer"),
     "evolution/memory_usage": ("gauge", (), "used share of the memory of the machine that Evolution is on"),
     "evolution/memory_refuses": ("gauge", (), "1 while the disk of the memory stores nothing, as a gateway sees it"),

@@ -27,6 +27,7 @@ SHORT = [
         "evolution.batch=2",
         "evolution.gate=0.3",
         "evolution.canary.count=16",
+        "evolution.canary.risk=1",
         "quickstart.stream=12",
         "quickstart.shift_questions=10",
     ),

@@ -45,16 +45,27 @@ class RecordingEvolution:
     def __init__(self) -> None:
         self.tasks: list[tuple[UpdateTask, Any, Verdict, Question]] = []
         self.feedbacks: list[tuple[str, Feedback]] = []
+        self.unclear: list[tuple[str, int]] = []
 
     async def submit(
-        self, task: UpdateTask, views: GroupViews, verdict: Verdict, question: Question, originals: dict[str, ray.ObjectRef]
+        self,
+        task: UpdateTask,
+        views: GroupViews,
+        verdict: Verdict,
+        question: Question,
+        originals: dict[str, ray.ObjectRef],
+        unclear: int,
     ) -> bool:
         assert originals.keys() == {media.id for media in question.media}
         self.tasks.append((task, await views.get(), verdict, question))
+        self.unclear.append((task.user, unclear))
         return True
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
         self.feedbacks.append((experience_id, feedback))
+
+    async def unclear_votes(self) -> list[tuple[str, int]]:
+        return self.unclear
 
     async def received(self) -> tuple[list[Any], list[Any]]:
         return self.tasks, self.feedbacks
@@ -377,6 +388,20 @@ def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment
         return [result.neighbours[0].experience.verdict.answer or "" for result in results]
 
     assert run(found()) == ["0", "1", "2", "3"]
+
+
+def test_a_task_says_how_many_votes_of_its_user_were_unclear_before(environment: Environment) -> None:
+    ann, bob = privacy.pseudonym("ann of few clear votes"), privacy.pseudonym("bob of clear votes")
+
+    async def scenario() -> None:
+        agent = environment.agent()
+        for text, voter in (("7,7,8,9", ann), ("7", bob), ("5,6,8,9", ann), ("7", ann), ("7", ann)):
+            await agent.answer(ask(f"say {text} of clearness", voter=voter))
+            await agent.drain()
+
+    run(scenario())
+    counts = [(user, unclear) for user, unclear in ray.get(environment.evolution.unclear_votes.remote()) if user in (ann, bob)]
+    assert counts == [(bob, 0), (ann, 2), (ann, 0)]
 
 
 def test_doubtful_and_opted_out_answers_are_not_learnt_from(environment: Environment) -> None:

@@ -290,6 +290,22 @@ def test_a_service_that_can_learn_nothing_raises_an_alert(place: Callable[..., P
         assert time.monotonic() < give_up
 
 
+def test_nothing_is_learnt_from_a_user_whose_votes_are_rarely_clear(place: Callable[..., Placed]) -> None:
+    placed = place("evolution.alerts.every_s=0.05", "evolution.vote.collapse=0", "evolution.queue=100")
+    verdict, views = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7")]), GroupViews(ray.put({}))
+
+    def accepted(user: str, name: str, unclear: int) -> bool:
+        work = task(name).model_copy(update={"user": user})
+        return placed.call("submit", work, views, verdict, Question(id=name, question=name), None, unclear)
+
+    assert accepted("strange", "first", 0)
+    assert not any(accepted("strange", f"strange{i}", 40) for i in range(2, 20))
+    wait_until(lambda: "unclear_tasks" in [alert["metric"] for alert in placed.call("alerts")])
+    assert all(accepted("known", f"known{i}", 1) for i in range(40))
+    stats = placed.call("stats")
+    assert (stats["unclear"], stats["received"]) == (18, 41)
+
+
 def test_waiting_for_traffic_blocks_no_other_call(evolution: ActorHandle) -> None:
     waiting = evolution.next_batch.remote(0, 1, 0)
     with pytest.raises(GetTimeoutError):
@@ -323,6 +339,7 @@ def test_refused_versions_are_not_served_and_the_learner_resets(place: Callable[
     serving, judging = (Versioned.remote((2, 4)) for _ in range(2))
     ray.get(serving.load.remote(40))  # of another incarnation
     canary = [f"evolution.canary.questions={questions(tmp_path)}", "evolution.canary.count=8", "evolution.canary.watch_s=1000"]
+    canary += ["evolution.canary.risk=1"]  # eight questions rule nothing out
     placed = place(*canary, "evolution.batch=1", generators=(serving,), canary=judging)
     assert placed.call("stats")["learning"] == 0
     placed.call("begin", 0, {"base": 0}, 0)

@@ -110,6 +110,7 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
             *own,
             "evolution.per_minute=60000",
             "evolution.canary.watch_s=3600",
+            "evolution.canary.risk=1",  # eight questions rule nothing out
             "evolution.vote.collapse=0",
             "evolution.canary.traffic_share=0.25",
         ],

@@ -132,12 +132,13 @@ def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
         page.click("nav a[href='#/evolution']")
 
 
+def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[str, Any]:
+    reference = {"reference_accuracy": 0.8, "questions": 128, "mean": accuracy - 0.8, "se": 0.02, "against": 0}
+    return {"version": version, "time": time.time(), "accuracy": accuracy, "decision": decision, **reference, **more}
+
+
 def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
     """The view of a service with four versions: 1 refused, 2 answers, 3 is not served. Without ``reviews`` it has no queue."""
-
-    def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[str, Any]:
-        reference = {"reference_accuracy": 0.8, "questions": 128, "mean": accuracy - 0.8, "se": 0.02, "against": 0}
-        return {"version": version, "time": time.time(), "accuracy": accuracy, "decision": decision, **reference, **more}
 
     reply = {
         "enabled": True,
@@ -188,6 +189,19 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     expect(page.locator("#reviews")).to_contain_text("has no review queue")
     assert page.locator("img[src=x]").count() == 0
     assert page.title() == "Pixelis · Evolution"
+
+
+def test_a_version_without_evidence_and_what_callers_asked_are_told(opened: Opened) -> None:
+    traffic = {"questions": 32, "accuracy": 0.9, "reference_accuracy": 0.8, "mean": 0.1, "se": 0.02}
+    canary = [judged(2, 0.85, "promote", traffic=traffic), judged(3, 0.79, "wait", reason="inconclusive")]
+    page = shown(opened, canary=canary)
+    rows = page.locator(".versions tbody tr")
+    expect(rows.nth(0)).to_contain_text("its test has not ruled out that it is worse; it learns on")
+    expect(rows.nth(1)).to_contain_text("Of 32 requests that it did not learn from, 90 % answered as voted; before: 80 %.")
+    expect(rows.nth(1)).to_contain_text("+10.0 points (95 % interval +6.1 to +13.9).")
+    expect(page.locator(".chart .good")).to_have_count(1)
+    expect(page.locator(".chart circle.open")).to_have_count(1)
+    expect(page.locator(".chart .bad")).to_have_count(0)
 
 
 def test_a_version_that_fails_its_test_is_not_served(opened: Opened) -> None:

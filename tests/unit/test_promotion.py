@@ -16,6 +16,7 @@ from pixelis.actors.promotion import Promotion
 from pixelis.config import load
 from pixelis.evolution.canary import Scores
 from pixelis.policy.adapters import Adapter, save_adapter
+from pixelis.records import VersionStatus
 
 Store = PolicyStore.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
@@ -85,6 +86,25 @@ async def offer(promotion: Promotion, store: Any, *values: float) -> None:
     await promotion.begin(promotion.served)
     for value in values:
         await promotion.offer(store.publish(adapter(value), "evolve", 0, {}, promote=False))
+
+
+def test_a_candidate_without_evidence_is_not_served_and_the_learner_goes_on_from_it(tmp_path: Path) -> None:
+    store, judge, entries = Store(str(tmp_path)), Judge(), list[tuple[str, str, str]]()
+    judge.right = {1: 88, 2: 93}  # of 100, before 90: neither a fall nor its absence is certain of version 1
+
+    async def note(event: str, _: str, action: str, result: str, __: dict[str, Any]) -> None:
+        entries.append((event, action, result))
+
+    promotion = new_promotion(tmp_path, store, judge)
+    promotion.note = note  # type: ignore[method-assign]
+    asyncio.run(offer(promotion, store, 1.0))
+    assert (promotion.served, promotion.restore, promotion.base) == (0, None, 0)
+    assert (store.list()[1].status, promotion.curve[-1]["decision"]) == (VersionStatus.CANDIDATE, "wait")
+    assert ("promotion", "wait", "skipped") in entries
+    ordered = asyncio.run(promotion.promote(1, "ann"))
+    assert (ordered["promoted"], ordered["reason"]) == (False, "inconclusive"), "a person needs evidence, too, unless forced"
+    asyncio.run(offer(promotion, store, 2.0))
+    assert (promotion.served, promotion.restore, promotion.base) == (2, None, 2)
 
 
 @pytest.mark.parametrize("forced", [False, True])

@@ -18,6 +18,7 @@ const WORDS = {
   rollback: () => "The service went back to an earlier version. The audit log says why.",
   vote_collapsed: () => "Learning has stopped: nearly all questions get the same answer. Look at the newest answers, then resume learning.",
   unusable_tasks: (value) => `Nothing could be learnt from the last ${plural(value, "answer")}.`,
+  unclear_tasks: () => "Nothing is learnt at the moment: callers show what the model is rarely sure of, and where it is rarely sure, its votes are often wrong.",
   learner_failed: () => "The learner has failed. The service still answers, and learns nothing until the learner runs again.",
 };
 const SEVERITIES = { critical: "Act now", warning: "Have a look", info: "For information" };

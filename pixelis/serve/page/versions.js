@@ -5,12 +5,13 @@ import { h, isNumber, number, percent, plural, asWords, foreignText, timeAgo } f
 const MAX_VERSIONS = 50;
 const INTERVAL = 1.96;
 const REASONS = {
+  inconclusive: "its test has not ruled out that it is worse; it learns on",
   too_few_questions: "too few test questions could be scored",
   fell: "it answers fewer test questions correctly",
   fell_significantly: "it answers clearly fewer test questions correctly",
   traffic_fell_significantly: "it agrees clearly less with what users were answered",
 };
-const TESTS = ["promote", "refuse"];
+const TESTS = ["promote", "refuse", "wait"];
 
 /** `+3.1 points (95 % interval −0.4 to +6.6)` of a paired difference of accuracies. */
 export function difference(judged) {
@@ -24,7 +25,13 @@ export function difference(judged) {
 /** What a test showed, in words. */
 export function testResult(judged) {
   const against = isNumber(judged.against) ? `version ${judged.against}` : "the version before";
-  return [h("b", {}, percent(judged.accuracy)), ` of ${isNumber(judged.questions) ? number(judged.questions) : "the"} test questions right; ${against}: ${percent(judged.reference_accuracy)}. `, difference(judged)];
+  return [h("b", {}, percent(judged.accuracy)), ` of ${isNumber(judged.questions) ? number(judged.questions) : "the"} test questions right; ${against}: ${percent(judged.reference_accuracy)}. `, difference(judged), onTraffic(judged.traffic)];
+}
+
+/** How often a version gave the answers that votes elected for requests held out from learning; nothing if it was not asked. */
+function onTraffic(traffic) {
+  if (!traffic || !isNumber(traffic.questions) || !traffic.questions) return "";
+  return ` Of ${plural(traffic.questions, "request")} that it did not learn from, ${percent(traffic.accuracy)} answered as voted; before: ${percent(traffic.reference_accuracy)}. ${difference(traffic)}`;
 }
 
 /** The version to which a rollback returns: the last one that was served before `served`; null for none. */
@@ -60,7 +67,7 @@ export function versionTable({ versions, served, canary, learnt, readOnly, order
     const back = v.version < served && v.status === "promoted";
     return h("tr", { class: v.version === served ? "served" : "" },
       h("th", { scope: "row" }, `Version ${v.version}`),
-      h("td", { "data-label": "State" }, h("span", { class: `pill ${kind}` }, state), judged?.decision === "refuse" && h("p", {}, h("small", {}, REASONS[judged.reason] ?? asWords(judged.reason ?? "")))),
+      h("td", { "data-label": "State" }, h("span", { class: `pill ${kind}` }, state), ["refuse", "wait"].includes(judged?.decision) && h("p", {}, h("small", {}, REASONS[judged.reason] ?? asWords(judged.reason ?? "")))),
       h("td", { "data-label": "Learnt from" }, v.version === 0 ? "nothing yet: the policy as it was trained" : source ? learntFrom(source) : "–"),
       h("td", { "data-label": "Test" }, judged ? testResult(judged) : v.version === 0 ? "the others are measured against it" : "–"),
       h("td", { "data-label": "When" }, timeAgo(v.created_at)),
