@@ -184,14 +184,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--questions", type=int, default=800, help="held-out changed pictures, and half as many others")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the arms service and labels")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all arms")
     parser.add_argument("--dir", type=Path, default=Path("runs/vote_learning"), help="folder of the trials")
     args = parse_args(parser, requests=100, questions=8, dir=None)
     report, start = Report("vote_learning"), load_adapter(args.adapter)
-    configs = {
-        arm: load("configs/nano/quickstart.yaml", [f"policy.adapter={args.adapter}", *(ARMS[arm] or args.set)])
-        for arm in args.arms
-    }
+    own = [f"policy.adapter={args.adapter}", "policy.lora.vision_tower=true"]  # as in the quickstart's last stage
+    configs = {arm: load("configs/nano/quickstart.yaml", [*own, *ARMS[arm], *args.set]) for arm in args.arms}
     generator = LocalGenerator(next(iter(configs.values())), start)
     for shift in args.shifts:
         for seed in args.seeds:

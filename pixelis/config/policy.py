@@ -19,7 +19,10 @@ class LoraConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the input of the adapters")
     targets: list[str] = Field(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        description="names of the linear layers with adapters (language model only)",
+        description="names of the linear layers of the language model with adapters",
+    )
+    vision_tower: bool = Field(
+        False, description="adapters on all linear layers of the vision tower too; vLLM then loads merged weights"
     )
 
 
@@ -42,10 +45,15 @@ class PolicyConfig(Section):
     )
     full: bool = Field(False, description="train all parameters instead of adapters")
     freeze_vision_tower: bool = Field(
-        False, description="with `full`: train all parameters but those of the vision tower; adapters never train it"
+        False, description="with `full`: train all parameters but those of the vision tower; for adapters see lora.vision_tower"
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     lora: LoraConfig = LoraConfig()
+
+    @property
+    def trains_vision_tower(self) -> bool:
+        """Whether updates change the features of pictures."""
+        return not self.freeze_vision_tower if self.full else self.lora.vision_tower
 
 
 class PolicyStoreConfig(Section):

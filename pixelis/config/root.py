@@ -212,10 +212,11 @@ class Config(Section):
             return problems
         if e.name != "vllm":
             problems.append(f"engine.quantization={e.quantization} needs engine.name=vllm")
-        if self.policy.full or e.adapters == "merge" or "lm_head" in self.policy.lora.targets:
+        lora = self.policy.lora
+        if self.policy.full or e.adapters == "merge" or "lm_head" in lora.targets or lora.vision_tower:
             problems.append(
                 f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by policy.full, "
-                "engine.adapters=merge or an adapted lm_head would have to be quantised at each update"
+                "engine.adapters=merge, an adapted lm_head or vision tower would have to be quantised at each update"
             )
         return problems
 

@@ -104,7 +104,9 @@ class Quickstart:
         """Ask one question over HTTP, then send the stream; measures accuracy on other changed pictures before and after."""
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
-        online = online.model_copy(update={"run": online.run.model_copy(update={"resume": False})})
+        lora = online.policy.lora.model_copy(update={"vision_tower": q.vision_tower})
+        policy, run = online.policy.model_copy(update={"lora": lora}), online.run.model_copy(update={"resume": False})
+        online = online.model_copy(update={"policy": policy, "run": run})
         evaluation = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # The stream is the same in every run, so an earlier run's memory would contain these very pictures.

@@ -103,6 +103,11 @@ def is_finite(values: np.ndarray) -> bool:
     return bool(np.isfinite(values).all())
 
 
+def is_vision(name: str) -> bool:
+    """Whether a layer or a tensor of this name belongs to the vision tower."""
+    return ".visual." in name
+
+
 def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4) -> int:
     """Bytes of an adapter. shapes: (out, in) of each layer; rank: of all layers, or by layer; width: bytes of a number."""
     ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
@@ -164,7 +169,10 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
 
 
 def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the trainable parameters."""
+    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the trainable parameters.
+
+    An adapter of the language model alone fits if the vision tower's layers are to be adapted too: they start without a change.
+    """
     if adapter.kind != ("full" if policy.full else "lora"):
         raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")
     if adapter.base_sha256 and adapter.base_sha256 != base_sha256:
@@ -179,6 +187,8 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
     fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or another run.dir without it"
     if policy.full:
         fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` as policy.model"
+    if adapter.kind == "lora" and not any(map(is_vision, adapter.tensors)):
+        shapes = {name: shape for name, shape in shapes.items() if not is_vision(name)}
     if differing := sorted(set(adapter.tensors) ^ set(shapes)):
         raise BadInput(f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix)
     for name, shape in shapes.items():
@@ -188,6 +198,11 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
             raise BadInput(message, code="foreign_adapter", fix=fix)
         if not is_finite(values):
             raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
+
+
+def without_change(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights of an adapter with every B set to 0: the base model."""
+    return {name: values * (not name.endswith(".B")) for name, values in weights.items()}
 
 
 def moving_average(average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:

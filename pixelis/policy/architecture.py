@@ -74,13 +74,14 @@ class Architecture:
         head = getattr(self.text, "head_dim", None) or self.text.hidden_size // self.text.num_attention_heads
         return 2 * self.text.num_hidden_layers * self.text.num_key_value_heads * head * self.width
 
-    def shapes(self, targets: list[str]) -> dict[str, tuple[int, int]]:
-        """(out, in) of each layer that gets an adapter. Raises BadConfig for a target that the model does not have."""
-        return {name: (m.out_features, m.in_features) for name, m in adapted_layers(self.model, targets).items()}
+    def shapes(self, targets: list[str], vision_tower: bool = False) -> dict[str, tuple[int, int]]:
+        """(out, in) of each layer that gets an adapter. Raises the errors of `lora.adapted_layers`."""
+        layers = adapted_layers(self.model, targets, vision_tower)
+        return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
 
     def ranks(self, lora: config.LoraConfig) -> dict[str, int]:
         """Rank of each layer that gets an adapter. Raises the errors of `ranks.ranks_of`."""
-        return ranks_of(lora, self.shapes(lora.targets))
+        return ranks_of(lora, self.shapes(lora.targets, lora.vision_tower))
 
     def trained_parameters(self, policy: config.PolicyConfig) -> int:
         """Parameters that full-parameter training changes."""

@@ -73,7 +73,8 @@ def learner_memory(
     if policy.full:
         trainable, gradient_width = arch.trained_parameters(policy), width
     else:
-        trainable, gradient_width = adapter_bytes(arch.shapes(policy.lora.targets), arch.ranks(policy.lora), 1), 4
+        shapes = arch.shapes(policy.lora.targets, policy.lora.vision_tower)
+        trainable, gradient_width = adapter_bytes(shapes, arch.ranks(policy.lora), 1), 4
     moment = 2 if learner.moments == "bfloat16" else 4
     weight_shards, gradient_shards, optimizer_shards = (workers if stage >= first else 1 for first in (3, 2, 1))
     device = {
@@ -110,7 +111,7 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
     if arch.vision is not None:
         patches = tokens * int(arch.vision.spatial_merge_size) ** 2
         block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
-        if policy.full and not policy.freeze_vision_tower:
+        if policy.trains_vision_tower:
             inputs = depth * patches * vision_width(arch.vision) * width
             parts["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
         else:
@@ -137,7 +138,7 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
     linear = sum(o * i for o, i in arch.shapes(list(QUANTIZED_LAYERS)).values()) if engine.quantization in QUANTIZED_BYTES else 0
     weights = (arch.parameters - linear) * arch.width + int(linear * QUANTIZED_BYTES.get(engine.quantization, 0))
     out = {"weights": weights // engine.tensor_parallel}
-    shapes = {} if policy.full else arch.shapes(policy.lora.targets)
+    shapes = {} if policy.full else arch.shapes(policy.lora.targets, policy.lora.vision_tower)
     if engine.name == "hf":
         changed = (
             arch.trained_parameters(policy) if policy.full else sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora))
@@ -245,7 +246,7 @@ def _learner(c: config.Config, job: str) -> list[Finding]:
 
 def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     lora = c.policy.lora
-    shapes, ranks = arch.shapes(lora.targets), arch.ranks(lora)
+    shapes, ranks = arch.shapes(lora.targets, lora.vision_tower), arch.ranks(lora)
     smallest, largest = min(ranks.values()), max(ranks.values())
     message = f"{f'ranks {smallest} to {largest}' if smallest < largest else f'rank {smallest}'} on {len(ranks)} layers"
     message += f", {format_bytes(adapter_bytes(shapes, ranks))} a version"
@@ -255,7 +256,8 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
         return Finding("error", "adapters", f"{key} {rank} is above the {-side} of a layer it adapts")
     if job != "sft" and c.engine.name == "vllm":
         if merges(c.policy, c.engine):
-            reason = "" if c.engine.adapters == "merge" else " as lm_head is adapted"
+            adapted = "the vision tower" if lora.vision_tower else "lm_head"
+            reason = "" if c.engine.adapters == "merge" else f" as {adapted} is adapted"
             return Finding("ok", "adapters", f"{message}, merged into vLLM's weights{reason}")
         rank = served_rank(largest)
         message += f", served by vLLM as rank {rank}"

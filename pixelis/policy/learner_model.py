@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.policy.adapters import Adapter, check_adapter
+from pixelis.policy.adapters import Adapter, check_adapter, without_change
 from pixelis.policy.critic import Critic
 from pixelis.policy.deepspeed_engine import Shards, ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
@@ -77,10 +77,9 @@ class LearnerModel:
             module.observe = functools.partial(setattr, self, "hidden")
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:
-            self.zero.set_weights(adapter.tensors)
+            self._set(adapter)
         # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
-        is_frozen = not policy.full or policy.freeze_vision_tower
-        self.features = FeatureCache() if is_frozen and self.zero.stage < 3 else None
+        self.features = FeatureCache() if not policy.trains_vision_tower and self.zero.stage < 3 else None
         self.reference: Shards | None = None
 
     @property
@@ -101,6 +100,13 @@ class LearnerModel:
         shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
         if adapter is not None:
             check_adapter(adapter, self.policy, self.base_sha256, shapes)
+
+    def _set(self, adapter: Adapter) -> None:
+        """Take the weights of an adapter that fits. Layers of the vision tower that it lacks get a product of 0."""
+        weights = adapter.tensors
+        if lacking := self.zero.parameters.keys() - weights.keys():
+            weights = {**weights, **{name: own for name, own in without_change(self.zero.weights()).items() if name in lacking}}
+        self.zero.set_weights(weights)
 
     def _empty_batch(self) -> PackedBatch:
         """A minimal sample without a loss."""

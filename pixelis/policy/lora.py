@@ -1,6 +1,6 @@
 """LoRA in a model: the layers with adapters, trainable adapters for the learner, and merging into weights for the engines.
 
-W = W0 + alpha / rank * B A on linear layers of the language model (LoRA, arXiv 2106.09685). Layers may have different ranks
+W = W0 + alpha / rank * B A on linear layers (LoRA, arXiv 2106.09685). Layers may have different ranks
 (`policy.lora.ranks`) with the same alpha / rank. With `policy.full` an adapter record holds complete parameters instead.
 """
 
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelis.errors import BadConfig, BadInput
-from pixelis.policy.adapters import Adapter, is_finite
+from pixelis.policy.adapters import Adapter, is_finite, is_vision
 from pixelis.policy.ranks import ranks_of
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 _LANGUAGE_MODEL = "language_model."
 
 
-def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]:
+def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = False) -> dict[str, nn.Linear]:
     """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and `lm_head` if listed.
 
-    Layers of the vision tower are excluded, although some have the same names. Raises BadConfig with the choices.
+    With `vision_tower` also all of the vision tower, in which the same names may mean other layers. Raises BadConfig with the
+    choices, and for a model without vision.
     """
     layers: dict[str, nn.Linear] = {}
     choices: set[str] = set()
@@ -44,6 +45,10 @@ def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]
             choices.add(last)
             if last in targets:
                 layers[name] = module
+        elif vision_tower and is_vision(name):
+            layers[name] = module
+    if vision_tower and not any(map(is_vision, layers)):
+        raise BadConfig("policy.lora.vision_tower: the model has no vision tower", fix="policy.lora.vision_tower=false")
     missing = sorted(set(targets) - choices)
     if missing:
         matches = difflib.get_close_matches(missing[0], choices, n=1)
@@ -64,7 +69,7 @@ def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Mod
 
     from pixelis.policy.lora_linear import LoraLinear
 
-    ranks = ranks_of(lora, adapted_layers(model, lora.targets))
+    ranks = ranks_of(lora, adapted_layers(model, lora.targets, lora.vision_tower))
     other_ranks = {re.escape(name): rank for name, rank in ranks.items() if rank != lora.rank}
     model.requires_grad_(False)
     settings = LoraConfig(

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelis.config import VLLM_LORA_RANKS
 from pixelis.errors import BadConfig, BadInput, MissingFile, first_problem
+from pixelis.policy.adapters import is_vision
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -218,15 +219,17 @@ def read(path: str | Path) -> RankFile:
 
 
 def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
-    """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`. layers: all in `lora.targets`.
+    """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`. layers: all that might.
 
-    Layers that the analysis of the file skipped get no adapter. Raises the errors of `read`, and BadConfig for a file of another
-    model or of other targets.
+    Files have no ranks for the vision tower, whose layers get `lora.rank`. Layers that the analysis of the file skipped get no
+    adapter. Raises the errors of `read`, and BadConfig for a file of another model or of other targets.
     """
     layers = list(layers)
     if not lora.ranks:
         return dict.fromkeys(layers, lora.rank)
     file = read(lora.ranks)
+    vision = {name: lora.rank for name in layers if is_vision(name)}
+    layers = [name for name in layers if name not in vision]
     ranks = {name: rank for name, rank in file.layer_ranks.items() if layer_type(name) in lora.targets}
     if foreign := sorted(set(ranks) - set(layers)):
         raise BadConfig(f"policy.lora.ranks: the model has no layer {foreign[0]}", fix="use the rank file of this policy.model")
@@ -237,7 +240,7 @@ def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
         )
     if not ranks:
         raise BadConfig("policy.lora.ranks gives no layer of policy.lora.targets an adapter", fix="check policy.lora.targets")
-    return {name: ranks[name] for name in layers if name in ranks}
+    return {name: ranks[name] for name in layers if name in ranks} | vision
 
 
 def largest_rank(lora: config.LoraConfig) -> int:
@@ -248,8 +251,9 @@ def largest_rank(lora: config.LoraConfig) -> int:
 
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
-    """Whether vLLM loads merged weights instead of adapters. It cannot serve an adapter on the output layer."""
-    return policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
+    """Whether vLLM loads merged weights instead of adapters. It cannot serve one on the output layer or the vision tower."""
+    lora = policy.lora
+    return policy.full or engine.adapters == "merge" or "lm_head" in lora.targets or lora.vision_tower
 
 
 def served_rank(rank: int) -> int:

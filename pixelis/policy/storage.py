@@ -37,7 +37,7 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
     """Bytes of what is trained in float32, as in a checkpoint: all parameters, or an adapter."""
     if c.policy.full:
         return arch.trained_parameters(c.policy) * 4
-    return adapter_bytes(arch.shapes(c.policy.lora.targets), arch.ranks(c.policy.lora))
+    return adapter_bytes(arch.shapes(c.policy.lora.targets, c.policy.lora.vision_tower), arch.ranks(c.policy.lora))
 
 
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pixelis import config
 from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import FILES, Adapter, load_header, moving_average, read_adapter, to_bfloat16
+from pixelis.policy.adapters import FILES, Adapter, load_header, moving_average, read_adapter, to_bfloat16, without_change
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.learner_model import LearnerModel
@@ -368,12 +368,11 @@ class Trainer(LearnerModel):
         """
         self._check_adapter(adapter, self.zero.parameters)
         if adapter is not None:
-            weights = adapter.tensors
+            self._set(adapter)
         elif self.policy.full:
             raise BadInput("full-parameter training does not keep the weights of the base model", code="no_weights")
         else:
-            weights = {name: a * (not name.endswith(".B")) for name, a in self.zero.weights().items()}
-        self.zero.set_weights(weights)
+            self.zero.set_weights(without_change(self.zero.weights()))
         self.zero.set_moments({})
         self.average = self.zero.weights() if self.ema else None
         self.skipped_in_a_row = 0
@@ -435,7 +434,7 @@ class Trainer(LearnerModel):
         if self.loss.kl > 0 and "reference" in tensors:
             self.zero.set_weights(tensors["reference"])
             self.reference = self.zero.shards()
-        self.zero.set_weights(adapter.tensors)
+        self._set(adapter)
         self.zero.set_moments(tensors.get("optimizer", {}))
         self.average = dict(tensors.get("average") or self.zero.weights()) if self.ema else None
         self.step_count, self.skipped = int(state["step"]), int(state["skipped"])

@@ -43,6 +43,28 @@ def test_only_the_language_model_is_adapted_and_trained(family: str):
     assert not any("lora" in name for name, _ in model.model.visual.named_modules())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_vision_tower_is_adapted_on_request(family: str):
+    linear = {name for name, m in stock(family).named_modules() if isinstance(m, torch.nn.Linear) and ".visual." in name}
+    lora = LORA.model_copy(update={"vision_tower": True})
+    layers = adapted_layers(stock(family), lora.targets, lora.vision_tower)
+    assert {name for name in layers if ".visual." in name} == linear != set()
+    assert layers.keys() - linear == adapted_layers(stock(family), lora.targets).keys()
+    trained, merged, sample = add_lora(stock(family), lora, seed=1), stock(family), Maker(family).sample()
+    state = {n: a if n.endswith(".A") else a + 0.05 for n, a in adapter_state(trained).items()}
+    set_adapter_state(trained, state)
+    merge_into(merged, BaseWeights(), Adapter(state, lora.alpha, lora.rank, ""))
+    with torch.no_grad():
+        assert (stock_log_probs(trained, sample) - stock_log_probs(merged, sample)).abs().max() < 1e-4
+        assert (stock_log_probs(stock(family), sample) - stock_log_probs(merged, sample)).abs().max() > 1e-3
+
+
+def test_a_model_of_text_has_no_vision_tower_to_adapt():
+    text = torch.nn.ModuleDict({"language_model": torch.nn.ModuleDict({"q_proj": torch.nn.Linear(2, 2)})})
+    with pytest.raises(BadConfig, match="no vision tower"):
+        adapted_layers(text, ["q_proj"], True)
+
+
 def test_lm_head_is_adapted_when_listed():
     layers = adapted_layers(stock(), ["q_proj", "lm_head"])
     assert [n for n in layers if n.endswith("lm_head")] == ["lm_head"]

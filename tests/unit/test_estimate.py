@@ -196,6 +196,7 @@ def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None
     rounded = adapters("policy.lora.rank=48")
     assert (rounded.level, "policy.lora.rank 64 would cost vLLM the same" in rounded.text) == ("note", True)
     assert "merged into vLLM's weights as lm_head" in adapters("policy.lora.targets=[q_proj,lm_head]").text
+    assert "merged into vLLM's weights as the vision tower" in adapters("policy.lora.vision_tower=true").text
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)

@@ -366,6 +366,37 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         assert np.array_equal(resumed.log_probs(samples[:1])[0], measured)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_learn(stage: int):
+    with trainer() as learner:
+        samples = batch(4)
+        learner.update(samples, "sft")
+        start, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
+    settings = policy(lora=LORA.model_copy(update={"vision_tower": True}))
+    staged = LEARNER.model_copy(update={"zero_stage": stage})
+    with trainer(policy=settings, learner=staged, adapter=start, ema=0.5) as learner:
+        assert np.abs(learner.log_probs(samples[:1])[0] - measured).max() < 1e-5, "the product of new layers is 0"
+        before = learner.adapter()
+        assert start.tensors.keys() < before.tensors.keys()
+        for _ in range(2):
+            learner.update(samples, "sft")
+        published = learner.served()
+        changed = {n for n, values in published.tensors.items() if not np.array_equal(values, before.tensors[n])}
+        assert {n for n in before.tensors if ".visual." in n and n.endswith(".B")} <= changed
+        assert learner.features is None
+        merged = stock()
+        merge_into(merged, BaseWeights(), learner.adapter())
+        with torch.no_grad():
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
+        assert np.abs(difference).max() < 1e-4
+        learner.reset_to(start)
+        assert np.abs(learner.log_probs(samples[:1])[0] - measured).max() < 1e-5, "nothing learnt is left"
+        learner.reset_to(published)
+        assert learner.adapter().sha256() == published.sha256()
+    with pytest.raises(BadInput, match="visual"), trainer(adapter=published):
+        pass
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
     settings = policy(full=full, freeze_vision_tower=True)
