@@ -12,6 +12,9 @@ export DS_BUILD_OPS := 0
 export DS_IGNORE_CUDA_DETECTION := 1
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
+# Container images often set it. The tests start hundreds of processes, each of which would compile the same files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help install install-gpu quickstart results docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
