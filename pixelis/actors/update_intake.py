@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,8 @@ class UpdateIntake:
         self.unclear = 0 if enough else self.unclear + 1
         if cause := self._refusal(task) or ("" if enough else "unclear"):
             self.counts[cause] += 1
+            if not enough:
+                await self._withdraw("unclear", lambda item: item.task.user == task.user and not item.approved)
             return False
         try:
             arrays = await views.get()
@@ -130,10 +132,7 @@ class UpdateIntake:
         if held_out is not None and contradicts((held_out.question.answers or [""])[0]):
             self.traffic.forget([experience_id])
             await asyncio.to_thread(self.traffic.save)
-        async with self.queue.changed:
-            removed = self.queue.remove(wrong)
-            self.counts["disowned"] += len(removed)
-        await self.review_queue.done(removed)
+        await self._withdraw("disowned", wrong)
 
     async def forget(self, experience_ids: list[str]) -> int:
         """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
@@ -144,6 +143,13 @@ class UpdateIntake:
         held_out = self.traffic.forget(experience_ids)
         await asyncio.to_thread(self.traffic.save)
         return len(removed) + held_out + await self.review_queue.forget(experience_ids)
+
+    async def _withdraw(self, cause: str, chosen: Callable[[QueuedTask], bool]) -> None:
+        """Remove the chosen tasks from the queue and count them under ``cause``."""
+        async with self.queue.changed:
+            removed = self.queue.remove(chosen)
+            self.counts[cause] += len(removed)
+        await self.review_queue.done(removed)
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
         """Why a task must be dropped, empty when it need not. An approved task is queued even while paused."""
