@@ -235,7 +235,7 @@ class VllmEngine(Sessions[VllmSession]):
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         """Switch to `version`; see `engines.Engine.load`."""
-        if adapter is not None and not self.merges and (adapter.kind == "full" or "lm_head.A" in adapter.tensors):
+        if adapter is not None and not self.merges and not adapter.is_of_language_layers:
             raise BadInput("vLLM swaps only adapters of the language model's layers", fix="set engine.adapters=merge")
         async with self._loading(adapter):
             if adapter is not None:

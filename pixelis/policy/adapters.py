@@ -60,6 +60,11 @@ class Adapter:
             return {}
         return {name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if name.endswith(".A")}
 
+    @property
+    def is_of_language_layers(self) -> bool:
+        """Whether it changes only layers of the language model, as vLLM's adapters do."""
+        return self.kind == "lora" and not any(name == "lm_head.A" or is_vision(name) for name in self.tensors)
+
     def sha256(self) -> str:
         """Content hash over names, shapes, values and scale; a model's tensors are hashed in several threads."""
 

@@ -17,13 +17,14 @@ import pytest
 import torch
 from running import DIALOGUE, RunningEngine, start
 from test_parity import GREEDY, SIZES, Episode, check_greedy, run_all, sample_episodes
-from tiny_policy import Maker, policy
+from tiny_policy import LORA, Maker, adapter_state, policy
 
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
+from pixelis.policy.lora import BaseWeights, add_lora, merge_into
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
@@ -68,7 +69,15 @@ def test_full_weights_replace_the_base_and_can_be_unloaded(running: RunningEngin
             for settings in ([GREEDY] * 7, [GREEDY] * 7):  # the second pass reads from the prefix cache
                 samples = await run_all(engine, episodes, settings)
                 assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
-        await engine.load(3, None)
+        lora = LORA.model_copy(update={"vision_tower": True})
+        state = adapter_state(add_lora(load_model(policy(FAMILY), "cpu", running.folder)[0], lora, seed=1))
+        changes = {n: a if n.endswith(".A") else a + 0.05 for n, a in state.items()}
+        adapter, merged = Adapter(changes, lora.alpha, lora.rank, ""), load_model(policy(FAMILY), "cpu", running.folder)[0]
+        merge_into(merged, BaseWeights(), adapter)
+        await engine.load(3, adapter)
+        samples = await run_all(engine, episodes, [GREEDY] * 7)
+        assert max(check_greedy(merged, sample, running.spec.banned) for sample in samples) < 1e-4
+        await engine.load(4, None)
         after = await run_all(engine, episodes, [GREEDY] * 7)
         assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
 
