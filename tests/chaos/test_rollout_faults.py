@@ -36,6 +36,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MOMENTS = 20 if os.environ.get("PIXELIS_CHAOS") == "full" else 1
 TIMEOUT_S = 2.0
+PROMPTS = 12
+"""Of each of two batches with failing rewards, in groups of 8: every fault occurs several times."""
 RecordFigures = Callable[..., None]
 
 
@@ -232,7 +234,7 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, reco
     with temporary(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=runtime_env)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
         job = PlacedJob(config, placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
-        with temporary(job.coordinator(prompts_per_step=20, group_size=8, steps=2)) as coordinator:
+        with temporary(job.coordinator(prompts_per_step=PROMPTS, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             start, batches = time.monotonic(), []
             for step in range(2):
@@ -263,9 +265,9 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, reco
     assert all(counts.get(cause, 0) >= count for cause, count in causes.items()), "a failure is not counted by its cause"
     counted = sum(counts.get(cause, 0) for cause in causes)
     assert counted - causes.total() <= 8 * refilled, "more failures than those of replaced groups are counted"
-    full = [len(batch.groups) / 20 for batch in batches]
+    full = [len(batch.groups) / PROMPTS for batch in batches]
     assert min(full) >= 0.9
     assert reclaimed < TIMEOUT_S + 3.0
-    assert seconds < 240  # 40 on an idle machine
+    assert seconds < 240  # 26 on a busy machine
     record_figures(faults=f"{causes.total()} of {len(trajectories)}", groups_refilled=refilled)
     record_figures(reclaimed_s=reclaimed, batch_full=min(full), two_batches_s=seconds)
