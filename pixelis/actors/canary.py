@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.actors.update_pictures import Picture, UpdatePictures
-from pixelis.config import Config, RewardWeightsConfig
+from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadInput, DataFailure
@@ -23,6 +23,20 @@ from pixelis.rewards.terms import score_group
 
 Pictures = Mapping[str, ray.ObjectRef]
 """References to the decoded pictures of a question by media id; empty if they are to be opened."""
+
+
+def canary_questions(config: CanaryConfig) -> list[Question]:
+    """The labelled questions. Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers."""
+    questions = list(itertools.islice(read_questions(config.questions, limit=config.count, epochs=1), config.count))
+    unlabelled = next((q for q in questions if not q.answers), None)
+    if unlabelled is not None:
+        message = f"evolution.canary.questions: {unlabelled.id} in {config.questions} has no answer"
+        raise BadInput(message, code="unlabelled_canary", fix="use questions that have answers")
+    if len(questions) < (least := least_questions(config)):
+        message = f"evolution.canary: {len(questions)} questions cannot rule out a drop of {config.tolerance:g}"
+        fix = f"set evolution.canary.questions and count to {least} questions or more, or raise tolerance or risk"
+        raise BadInput(message, code="small_canary", fix=fix)
+    return questions
 
 
 class Canary:
@@ -44,9 +58,9 @@ class Canary:
         self.rewards = config.rewards.model_copy(update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}})
 
     async def ready(self) -> None:
-        """Read the questions. Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers."""
+        """Read the questions. Raises the errors of `canary_questions`."""
         if not self.questions:
-            self.questions = await asyncio.to_thread(self._read)
+            self.questions = await asyncio.to_thread(canary_questions, self.config.evolution.canary)
 
     async def judge(self, version: int) -> dict[str, float | None]:
         """Score of `version` by question id, None where the question could not be answered or scored. One version at a time.
@@ -89,22 +103,6 @@ class Canary:
             scored = await asyncio.to_thread(self._score, [group for group in groups if group is not None])
         scores = correctness(scored)
         return {question.id: scores.get(question.id) for question, _ in questions}
-
-    def _read(self) -> list[Question]:
-        c = self.config.evolution.canary
-        questions = list(itertools.islice(read_questions(c.questions, limit=c.count, epochs=1), c.count))
-        unlabelled = next((q for q in questions if not q.answers), None)
-        if unlabelled is not None:
-            message = f"evolution.canary.questions: {unlabelled.id} in {c.questions} has no answer"
-            raise BadInput(message, code="unlabelled_canary", fix="use questions that have answers")
-        if len(questions) < (least := least_questions(c)):
-            message = f"evolution.canary: {len(questions)} questions cannot rule out a drop of {c.tolerance:g}"
-            raise BadInput(
-                message,
-                code="small_canary",
-                fix=f"set evolution.canary.questions and count to {least} questions or more, or raise tolerance or risk",
-            )
-        return questions
 
     async def _rollout(self, question: Question, version: int, pictures: Pictures) -> Group | None:
         d = self.config.dialogue

@@ -114,6 +114,8 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
         yield "data.evaluate", config.data.evaluate, _first_question
     for key, source in _questions_of(config, job):
         yield key, source, questions
+    if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
+        yield "evolution.canary.questions", config.evolution.canary.questions, functools.partial(_canary, config)
     if job == "sft":
         yield "data.demonstrations", config.data.demonstrations, demonstrations
         if config.sft.evaluate_every:
@@ -133,8 +135,6 @@ def _questions_of(config: Config, job: str) -> Iterator[tuple[str, str]]:
     if job == "evaluate" or (job == "rft" and during_rft) or (job == "sft" and during_sft):
         for name, source in config.held_out.items():
             yield f"evaluate.sets.{name}" if name else "data.evaluate", source
-    if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
-        yield "evolution.canary.questions", config.evolution.canary.questions
     if job == "refine":
         for source in config.refinement.holdout.sources:
             yield "refinement.holdout.sources", source
@@ -163,6 +163,12 @@ def _questions(config: Config, source: str) -> Iterator[Question]:
     on_labels, limit = None if config.rewards.labelled else drop_labels, config.data.max_bad_rows
     rows = read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
     return itertools.chain([next(rows)], rows)
+
+
+def _canary(config: Config, _: str) -> None:
+    from pixelis.actors.canary import canary_questions
+
+    canary_questions(config.evolution.canary)
 
 
 def _first_question(source: str) -> None:

@@ -1,0 +1,40 @@
+"""The canary's questions: labelled, and enough of them to rule out a drop, which `--dry-run` checks too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pixelis.actors.canary import canary_questions
+from pixelis.config import Config, load
+from pixelis.errors import BadInput
+from pixelis.jobs.dry_run import check_inputs
+from pixelis.records import Question
+
+
+def config(folder: Path, count: int, answers: list[str] | None, *more: str) -> Config:
+    rows = [Question(id=f"q{i}", question="which?", answers=answers).model_dump_json() for i in range(count)]
+    (folder / "canary.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    return load(None, [f"run.dir={folder}/run", f"evolution.canary.questions={folder}/canary.jsonl", *more])
+
+
+def test_enough_labelled_questions_are_read(tmp_path: Path) -> None:
+    questions = canary_questions(config(tmp_path, 70, ["7"], "evolution.canary.count=66").evolution.canary)
+    assert [q.id for q in questions] == [f"q{i}" for i in range(66)]
+
+
+def test_too_few_questions_are_refused_with_the_number_that_suffices(tmp_path: Path) -> None:
+    few = config(tmp_path, 20, ["7"])
+    with pytest.raises(BadInput, match=r"20 questions cannot rule out a drop of 0\.03") as error:
+        canary_questions(few.evolution.canary)
+    assert "64 questions or more" in str(error.value.fix)
+    with pytest.raises(BadInput, match="20 questions cannot rule out"):
+        check_inputs(few, "serve")
+    assert len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.tolerance=0.1").evolution.canary)) == 20
+    assert len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.risk=1").evolution.canary)) == 20
+
+
+def test_a_question_without_an_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"q0 in .* has no answer"):
+        canary_questions(config(tmp_path, 70, None).evolution.canary)
