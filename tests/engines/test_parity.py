@@ -44,8 +44,10 @@ def name(kind: tuple[str, str, bool]) -> str:
 
 
 def marks(kind: tuple[str, str, bool]) -> list[pytest.MarkDecorator]:
-    engine, _, merge = kind
-    return [] if engine == "hf" else [pytest.mark.slow, pytest.mark.long] if merge else [pytest.mark.slow]
+    engine, family, merge = kind
+    # For Pixelis, Qwen2-VL differs from Qwen2.5-VL by two names of vLLM's processors.
+    is_long = merge or family == "qwen2_vl"
+    return [] if engine == "hf" else [pytest.mark.slow, pytest.mark.long] if is_long else [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=[pytest.param(kind, id=name(kind), marks=marks(kind)) for kind in KINDS])

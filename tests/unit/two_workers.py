@@ -68,7 +68,7 @@ CASES = {
     "adapters, stage 2": Case(2, steps=3),
     "all parameters, stage 2": Case(2, full=True, long=True),
     "all parameters, stage 3": Case(3, full=True, long=True),
-    "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000),
+    "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000, long=True),
     "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl", long=True),
     "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2, long=True),
     "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16", long=True),
