@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 from tiny_policy import FAMILIES, LORA, folder, policy, random_adapter, spec, stock
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from pixelis import config
 from pixelis.engines import start_engine
@@ -100,6 +102,9 @@ def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
     assert settings["size"] == {"shortest_edge": 256, "longest_edge": 4096}
     assert (settings["patch_size"], settings["image_mean"]) == (spec(family).patch, list(spec(family).image_mean))
     assert {f.name for f in folder(family).iterdir()} <= {f.name for f in linked.iterdir()}
+    film = json.loads((linked / "video_preprocessor_config.json").read_text())
+    assert settings["processor_class"] == film["processor_class"] == PROCESSOR_MAPPING_NAMES[family]
+    assert film["video_processor_type"] in transformers.__all__
 
 
 def test_each_picture_becomes_one_pad():
