@@ -219,7 +219,7 @@ def run_seed(
             report.row(f"{shift} {seed} {arm}", json.loads(path.read_text(encoding="utf-8")))
             continue
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-        if not tests:
+        if args.questions and not tests:
             tests = {"changed": questions("test", seed, args.questions), "old": questions("test", seed, args.questions // 2, "")}
             generator.augmentations = []
             before = {name: accuracy(config, generator, start, test) for name, test in tests.items()}
