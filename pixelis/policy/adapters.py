@@ -189,7 +189,7 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
             code="foreign_adapter",
             fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
         )
-    fix = "use the policy.lora.targets, ranks and vision_tower that it was trained with, or another run.dir without it"
+    fix = "use the policy.lora.targets, policy.lora.ranks and policy.lora.vision_tower of its training, or another run.dir"
     if policy.full:
         fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` as policy.model"
     if adapter.kind == "lora" and not any(map(is_vision, adapter.tensors)):
