@@ -83,7 +83,8 @@ class Parts:
         from pixelis.actors.canary import Canary
         from pixelis.actors.update_pictures import UpdatePictures
 
-        settings = self.config.evolution.canary.model_copy(update={"questions": str(self.file), "count": len(self.questions)})
+        own = {"questions": str(self.file), "count": len(self.questions), "risk": 1.0}  # so few questions rule nothing out
+        settings = self.config.evolution.canary.model_copy(update=own)
         evolution = self.config.evolution.model_copy(update={"canary": settings})
         before = store_bytes()[1]
         canary = Canary(self.config.model_copy(update={"evolution": evolution}), generator, UpdatePictures())
