@@ -132,7 +132,7 @@ function statusCard(reply, status, served, versions) {
 /** What the served version gained, by its test before it was served. */
 function improvement(canary, served) {
   const judged = decisive(canary, served);
-  const about = h("p", {}, "Before a version answers anybody, it must answer test questions whose answers are known, and must not be worse than the versions before it. ");
+  const about = h("p", {}, "Before a version answers anybody, it answers test questions whose answers are known, and must show that it is not clearly worse than the versions before it. ");
   if (!judged) return [about, served === 0 && canary.length ? h("p", {}, "No later version has passed the test so far.") : null];
   const first = canary.find((entry) => entry.against === 0 && isNumber(entry.reference_accuracy));
   const since = first && served > 0 && judged.against !== 0 ? h("p", {}, `Version 0, the policy as it was trained, answered ${percent(first.reference_accuracy)} of them.`) : null;
