@@ -25,6 +25,11 @@ class LoraConfig(Section):
         False, description="adapters on all linear layers of the vision tower too; vLLM then loads merged weights"
     )
 
+    @property
+    def is_of_language_layers(self) -> bool:
+        """Whether only layers of the language model have adapters, as vLLM's adapters do."""
+        return "lm_head" not in self.targets and not self.vision_tower
+
 
 class PolicyConfig(Section):
     model: str = Field(

@@ -212,8 +212,7 @@ class Config(Section):
             return problems
         if e.name != "vllm":
             problems.append(f"engine.quantization={e.quantization} needs engine.name=vllm")
-        lora = self.policy.lora
-        if self.policy.full or e.adapters == "merge" or "lm_head" in lora.targets or lora.vision_tower:
+        if self.policy.full or e.adapters == "merge" or not self.policy.lora.is_of_language_layers:
             problems.append(
                 f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by policy.full, "
                 "engine.adapters=merge, an adapted lm_head or vision tower would have to be quantised at each update"

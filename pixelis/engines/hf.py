@@ -22,6 +22,7 @@ from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.sessions import Sessions, check_request
 from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.policy.adapters import is_vision
 from pixelis.policy.forward import use_cached_attention
 from pixelis.policy.lora import BaseWeights, merge_into
 from pixelis.policy.model import load_model
@@ -134,7 +135,7 @@ class HfEngine(Sessions[HfSession]):
     def _merge(self, adapter: Adapter | None) -> None:
         changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
         merge_into(self.model, self._base, adapter)
-        if any(".visual." in name for name in changed):
+        if any(map(is_vision, changed)):
             self._decoder.features.clear()
 
     async def health(self) -> dict[str, object]:

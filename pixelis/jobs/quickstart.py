@@ -104,7 +104,7 @@ class Quickstart:
         """Ask one question over HTTP, then send the stream; measures accuracy on other changed pictures before and after."""
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
-        lora = online.policy.lora.model_copy(update={"vision_tower": q.vision_tower})
+        lora = online.policy.lora.model_copy(update={"vision_tower": True})  # what changes is the look of the pictures
         policy, run = online.policy.model_copy(update={"lora": lora}), online.run.model_copy(update={"resume": False})
         online = online.model_copy(update={"policy": policy, "run": run})
         evaluation = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})

@@ -252,8 +252,7 @@ def largest_rank(lora: config.LoraConfig) -> int:
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
     """Whether vLLM loads merged weights instead of adapters. It cannot serve one on the output layer or the vision tower."""
-    lora = policy.lora
-    return policy.full or engine.adapters == "merge" or "lm_head" in lora.targets or lora.vision_tower
+    return policy.full or engine.adapters == "merge" or not policy.lora.is_of_language_layers
 
 
 def served_rank(rank: int) -> int:

@@ -227,7 +227,8 @@ class AfterReply:
                 record = (redacted.verdict, redacted.question)
                 accepted = await actor.submit.remote(task, answer.views, *record, answer.originals, unclear)
         except BaseException:
-            self.unclear[voter] += unclear
+            if unclear:
+                self.unclear[voter] += unclear
             raise
         if not accepted:
             self.counts["update_refused"] += 1
