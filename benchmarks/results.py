@@ -5,9 +5,10 @@
     python -m benchmarks.results --only quickstart-42 --only trap
     python -m benchmarks.results --dir runs/results-2 --compare runs/results
 
-Each run is a command of the repository, in a folder of its own with its log and `figures.json`. The same command again skips what
-is complete and repeats what failed. The last table has every figure with an interval; `--compare` counts how many lie inside the
-intervals of the other folder.
+Each run is a command of the repository, in a folder of its own with its log and `figures.json`. Runs that measure what a policy
+learns need about one core and run two at once (`--at-once`); then those that need the whole machine run alone. The same command
+again skips what is complete and repeats what failed. The last table has every figure with an interval; `--compare` counts how
+many lie inside the intervals of the other folder.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +34,14 @@ PYTHON = f"{shlex.quote(sys.executable)} -m"
 class Run:
     """A command and the file with its results below ``{dir}``; without one, they are the last line that it prints.
 
-    ``{rft}`` is the checkpoint of the run `quickstart-42`. ``minutes``: an estimate for two cores.
+    ``{rft}`` is the checkpoint of the run `quickstart-42`. ``minutes``: an estimate for two cores. ``shares``: nothing of it is
+    timed, so that other runs may use the machine meanwhile.
     """
 
     command: str
     minutes: int
     file: str = ""
+    shares: bool = False
 
 
 def quickstart(seed: int) -> Run:
@@ -48,22 +52,26 @@ def quickstart(seed: int) -> Run:
 
 RUNS = {
     **{f"quickstart-{seed}": quickstart(seed) for seed in (42, 1337, 2024)},
-    "trap": Run(f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 50, "run/trap.json"),
-    "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json"),
-    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 15),
+    "trap": Run(
+        f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 50, "run/trap.json", shares=True
+    ),
+    "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json", shares=True),
+    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 15, shares=True),
     "ablation": Run(
         f"{PYTHON} pixelis.jobs.ablate configs/ablations/test_time.yaml policy.adapter={{rft}} dir={{dir}}/run",
         20,
         "run/report.json",
+        shares=True,
     ),
     "capabilities": Run(
         f"{PYTHON} benchmarks.capabilities --count 60 --dir {{dir}}/run --policy base= --policy rft={{rft}}",
         12,
         "run/capabilities.json",
+        shares=True,
     ),
-    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run", 8),
+    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run", 8, shares=True),
     "robustness": Run(
-        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 30, "run/robustness.json"
+        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 30, "run/robustness.json", shares=True
     ),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
     "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 8),
@@ -153,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=Path("runs/results"))
     parser.add_argument("--only", choices=RUNS, action="append", help="run only this; may be repeated")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at once that may share the machine")
     parser.add_argument("--compare", type=Path, help="folder of an earlier time")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     args = parse_args(parser, only=["packing"])
@@ -161,12 +170,24 @@ def main() -> None:
         print("\n".join(f"{name:16} {RUNS[name].minutes:3} min  {RUNS[name].command}" for name in names))
         return
     folder = args.dir.absolute()
-    more = " --smoke" if args.smoke else ""
-    results = {name: execute(name, RUNS[name].command + more, RUNS[name], folder) for name in names}
+    started, more = time.monotonic(), " --smoke" if args.smoke else ""
+
+    def run(name: str) -> dict[str, Any] | None:
+        return execute(name, RUNS[name].command + more, RUNS[name], folder)
+
+    first = names[:1]  # quickstart-42 has the checkpoint of the others
+    results = {name: run(name) for name in first}
+    shared = [name for name in names if RUNS[name].shares and name not in first]
+    with ThreadPoolExecutor(args.at_once) as pool:
+        results |= dict(zip(shared, pool.map(run, shared), strict=True))
+    results |= {name: run(name) for name in names if name not in results}
     print(f"\n| run | figure | value | interval |\n|---|---|---|---|\n{_rows(results)}")
     failed = [name for name, result in results.items() if result is None]
     total = sum(result["minutes"] for result in results.values() if result is not None)
-    print(f"\n{machine()}; {total:.0f} minutes" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    minutes = (time.monotonic() - started) / 60
+    print(f"\n{machine()}; {total:.0f} minutes together, {minutes:.0f} this time")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
     if args.compare is not None:
         _print_comparison(results, args.compare)
     if failed:
