@@ -55,6 +55,9 @@ LOCAL_ENV = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # The head keeps 100,000 ended calls for the dashboard, 3 MB a thousand; a service makes hundreds a second.
     "RAY_task_events_max_num_task_in_gcs": "1000",
+    # Logs are not shown, but Ray would look for new ones ten times a second, a fiftieth of a core after hundreds of processes.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "5",
 }
 """Environment of a local cluster. Variables that are already set keep their values."""
 
