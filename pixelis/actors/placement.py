@@ -98,15 +98,15 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> No
         actors.generators.append(generator)
     scorers, (embedder,) = names("scorer", config.rewards.workers), names("states", 1)
     services = [bundle(config.rewards.cpus)] * len(scorers)
-    if config.rewards.needs_states:
+    if config.needs_embedder:
         services.append(embedder_bundle(config))
     group = actors.groups["scorers"] = reserve(services, "PACK", f"{actors.name}-scorers")
     for index, name in enumerate(scorers):
         actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
-    if config.rewards.needs_states:
+    if config.needs_embedder:
         actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
     # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
-    states = embedder if actors.embedder is not None else None
+    states = embedder if config.rewards.needs_states else None
     streamed = store if config.policy_store.streams else None
     actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0)
     wait_reserved(actors.groups, config.cluster.placement_timeout_s)

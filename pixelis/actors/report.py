@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,14 @@ log = logging.getLogger(__name__)
 
 FRAME_PIXELS = 1280
 """Longest side of a clip's frame on a page. An episode may show dozens of frames."""
+EXAMPLE_PIXELS = 360
+"""Longest side of a picture of an example of a cluster."""
+
+Chosen = tuple[str, Group, GroupViews | None]
+"""A title, and an episode as a group of one or the first of its group, with its views."""
 
 
-def choose(
-    arm: str, groups: list[Group], views: Sequence[GroupViews | None], count: int
-) -> list[tuple[str, Group, GroupViews | None]]:
+def choose(arm: str, groups: list[Group], views: Sequence[GroupViews | None], count: int) -> list[Chosen]:
     """Up to `count` episodes as (title, group, views): the first right and the first wrong ones, half of each if possible.
 
     Causes of errors alternate where they are known, and the title names them.
@@ -51,10 +54,30 @@ def choose(
     ]
 
 
+def choose_wrong(clusters: Sequence[dict[str, Any]], groups: Sequence[Group], views: Sequence[GroupViews]) -> list[list[Chosen]]:
+    """The first wrong episode of each of the examples of each cluster; the title names its cause if that is known."""
+    pairs = {group.question.id: (group, refs) for group, refs in zip(groups, views, strict=True)}
+
+    def first_wrong(id: str) -> Chosen:
+        group, refs = pairs[id]
+        wrong = next(t for t in group.trajectories if t.rewards.get("accuracy", 1.0) <= 0.5)
+        return cause_of(group, wrong) or "", group.model_copy(update={"trajectories": [wrong]}), refs
+
+    return [[first_wrong(id) for id in cluster["examples"]] for cluster in clusters]
+
+
 @ray.remote(num_cpus=0)
-def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dict[str, Any]], chosen: list[Any]) -> str:
-    """Write report.html with the chosen episodes; returns its path."""
-    return str(write_report(Path(folder), summary, curves, _pages(config, chosen)))
+def write(
+    config: Config,
+    folder: str,
+    summary: dict[str, Any],
+    curves: list[dict[str, Any]],
+    chosen: list[Chosen],
+    examples: Mapping[str, Sequence[list[Chosen]]] | None = None,
+) -> str:
+    """Write report.html with the chosen episodes, and examples of each cluster by arm; returns its path."""
+    pages = {arm: [_pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists] for arm, lists in (examples or {}).items()}
+    return str(write_report(Path(folder), summary, curves, _pages(config, chosen), examples=pages))
 
 
 def sample(
@@ -111,13 +134,16 @@ def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> di
     return paths
 
 
-def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
+def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) -> list[EpisodePage]:
+    """The episodes with their pictures, scaled down to ``longest`` if that is set."""
     episodes = []
     for title, group, refs in chosen:
         trajectory, (views,) = group.trajectories[0], fetch_groups([refs])
         pictures = {image.id: view for image, view in zip(trajectory.images, views[trajectory.id], strict=True)}
         for media in group.question.media:
             pictures |= load_pictures(media, trajectory, config.toolbox)
+        if longest is not None:
+            pictures = {id: shrink(picture, longest) for id, picture in pictures.items()}
         episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
     return episodes
 

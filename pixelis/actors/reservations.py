@@ -90,7 +90,7 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
         out += [
             Need("generator with its toolboxes", config.engine.workers, generator_bundles(config)),
             Need("scorer", config.rewards.workers, (bundle(config.rewards.cpus),)),
-            Need("embedder", int(config.rewards.needs_states), embedder),
+            Need("embedder", int(config.needs_embedder), embedder),
         ]
     learns = online and not config.serve.read_only
     if learns and config.memory.enabled:

@@ -63,6 +63,12 @@ class EvaluateConfig(Section):
     baseline: str | None = Field(
         None, description="run.dir of another evaluation of the same questions, to compare with in pairs"
     )
+    clusters: int = Field(
+        0,
+        ge=0,
+        description="sort all questions into so many clusters of similar pictures and texts (shares of the variance: "
+        "memory.visual, memory.text), and show how often each is wrong, with pictures (`evaluate` only); 0: none",
+    )
     trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")
 
     @model_validator(mode="after")
@@ -72,6 +78,12 @@ class EvaluateConfig(Section):
             raise ValueError(f"direct compares answers with and without operations: set {key}=true")
         if self.images and self.api.url is not None:
             raise ValueError("images saves what a policy of ours saw: set images=false")
+        if self.clusters and (self.api.url is not None or self.answers is not None):
+            raise ValueError("clusters needs the vectors of a policy's base model: evaluate a policy, or set clusters=0")
+        if self.clusters == 1:
+            raise ValueError("clusters compares clusters with each other: set 2 or more, or 0 for none")
+        if 0 < self.questions < 2 * self.clusters:
+            raise ValueError(f"clusters={self.clusters} needs two questions for each: set questions={2 * self.clusters} or more")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: each may stand once")
         return self

@@ -93,6 +93,11 @@ class Config(Section):
     telemetry: TelemetryConfig = Field(TelemetryConfig(), description="trackers, saved trajectories, progress")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster: address, resources")
 
+    @property
+    def needs_embedder(self) -> bool:
+        """Whether episodes are embedded, for rewards or to cluster the questions of an evaluation."""
+        return self.rewards.needs_states or self.evaluate.clusters > 0
+
     @model_validator(mode="after")
     def _constant_length(self) -> Config:
         """Resolve the constant length of Dr. GRPO, which depends on the dialogue, so that a dry run prints it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from pixelis.evaluation.clusters import is_notable
 
 PARTS = ("splits", "tasks", "categories")
 SCORE_NAMES = {
@@ -57,6 +59,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _capabilities(summary["capabilities"])
     if summary.get("error_causes"):
         yield "wrong", ", ".join(f"{cause} {count}" for cause, count in summary["error_causes"].items() if count)
+    if "clusters" in summary:
+        yield from _clusters(summary["clusters"])
     use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
     yield "pixel reasoning", use
     if summary["unscored"]:
@@ -71,6 +75,21 @@ def _capabilities(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "tracks", f"HOTA {part['hota']:.3f}, IDF1 {part['idf1']:.3f}, MOTA {part['mota']:.3f}"
     order = _value(result["order"]["mean"], result["order"]["ci95"])
     yield "expected calls", f"in order in {order}, {result['unnecessary']:.2f} unnecessary ones by episode"
+
+
+def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The clusters that are wrong more often than the others."""
+    for number, cluster in enumerate(clusters, 1):
+        if is_notable(cluster):
+            rate = f"wrong {_value(cluster['error_rate'], cluster['ci95'])} of {cluster['questions']}"
+            parts = [f"others {cluster['rest_error_rate']:.3f}, p {cluster['p_holm']:.2g} (Holm)"]
+            if causes := cluster["causes"]:
+                parts.append(f"mostly {max(causes, key=causes.get)}")
+            if words := cluster["words"]:
+                parts.append(", ".join(word["word"] for word in words))
+            yield f"cluster {number}", f"{rate}, {'; '.join(parts)}"
+    if not any(map(is_notable, clusters)):
+        yield "clusters", f"none of {len(clusters)} is wrong more often than the others (p > .05, Holm)"
 
 
 def _difference(name: str, pair: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

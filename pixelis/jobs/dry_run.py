@@ -110,6 +110,8 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     questions, demonstrations = (functools.partial(read, config) for read in (_questions, _demonstrations))
     if job in ESTIMATED and not config.rewards.judge.url:
         questions = functools.partial(_questions_without_judge, config)
+    if job == "evaluate" and config.evaluate.clusters:
+        questions = functools.partial(_enough_questions, config, questions)
     if job == "answer" and config.data.evaluate:
         yield "data.evaluate", config.data.evaluate, _first_question
     for key, source in _questions_of(config, job):
@@ -188,6 +190,18 @@ def _questions_without_judge(config: Config, source: str) -> None:
             f"has questions with the scorer {min(judged)}, which needs a judge",
             fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
         )
+
+
+def _enough_questions(config: Config, read: Callable[[str], object], source: str) -> None:
+    """Read a source of an evaluation, whose clusters need some of its questions."""
+    from pixelis.datasets.labels import drop_labels
+    from pixelis.datasets.questions import read_questions
+    from pixelis.evaluation.clusters import require_questions
+
+    read(source)
+    clusters, on_labels = config.evaluate.clusters, None if config.rewards.labelled else drop_labels
+    count = sum(1 for _ in read_questions(source, limit=2 * clusters, epochs=1, on_labels=on_labels))
+    require_questions(count, clusters, source)
 
 
 def _demonstrations(config: Config, source: str) -> None:

@@ -4,10 +4,10 @@ Prints accuracies with their 95 % intervals, of the whole and by category, the r
 writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to run.dir. `evaluate.samples`
 adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over sampling seeds, `evaluate.direct` the gain by operations on the
 same questions, `evaluate.baseline` the difference to another evaluation, both with a paired test. `evaluate.sets` evaluates
-several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.images` also saves the pictures that the
-policy saw, and `evaluate.outputs` writes the files of other systems. Instead of a policy, `evaluate.api` evaluates any model
-behind an OpenAI-compatible address (url, model, key in an environment variable), and `evaluate.answers` scores another model's
-answers from a file and writes NAME_with_score.json.
+several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.clusters` shows which kinds of questions
+are wrong most often; `evaluate.images` also saves the pictures that the policy saw, and `evaluate.outputs` writes the files of
+other systems. Instead of a policy, `evaluate.api` evaluates any model behind an OpenAI-compatible address (url, model, key in an
+environment variable), and `evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import ray
 from pyarrow import fs
 
-from pixelis.actors import placement, report
+from pixelis.actors import error_clusters, placement, report
 from pixelis.actors.group_views import GroupViews
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.bad_rows import BadRow
@@ -36,6 +36,7 @@ from pixelis.errors import BadInput, DataFailure, MissingFile
 from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.capabilities import capabilities
 from pixelis.evaluation.causes import error_causes
+from pixelis.evaluation.clusters import require_questions
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
@@ -91,6 +92,7 @@ def measure(
         on_labels = None if config.rewards.labelled else drop_labels
         total = sum(1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels))
         truncated, count = 0 < count < total, min(total, count or total)
+        require_questions(count, config.evaluate.clusters, source)
 
     def episodes(label: str, seed: int | None) -> tuple[list[Group], list[GroupViews]]:
         request = {"samples": samples, "sampling_seed": seed}
@@ -191,12 +193,15 @@ def evaluate_sets(
     Saves the episodes and writes the report, which shows all of these summaries and episodes of the first new one.
     """
     sets = config.evaluate.sets or {config.run.name: config.data.evaluate}
-    e, summaries, first = config.evaluate, list(previous), None
+    e, summaries, first, examples = config.evaluate, list(previous), None, dict[str, list[list[report.Chosen]]]()
     for name, source in sets.items():
         arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
         request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
         arm = measure(config, actors, arm_name, version, operations=e.operations, **request)
         save(config, folder, arm)
+        if e.clusters:
+            arm.summary["clusters"] = clusters = error_clusters.find(config, actors.embedder, arm.groups, arm.views)
+            examples[arm_name] = report.choose_wrong(clusters, arm.groups, arm.views)
         if e.direct:
             direct = measure(config, actors, f"{arm_name}-direct", version, operations=False, **request)
             save(config, folder, direct)
@@ -207,7 +212,7 @@ def evaluate_sets(
         first = first or arm
     assert first is not None
     episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
-    page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes))
+    page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes, examples))
     print(f"report: {page}")
     return summaries
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,22 +90,28 @@ def image_vector(features: Float[Tensor, "image_tokens hidden"], rows: int, colu
     return (cells * patterns[torch.arange(len(cells), device=cells.device) % len(patterns)]).mean(1)
 
 
+def mean_feature(features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int) -> Float[Tensor, " hidden"]:
+    """Mean over an image, float32: it says what the image shows, while `image_vector` tells images apart."""
+    return features.float().mean(0)
+
+
 @torch.no_grad()
 def question_vectors(
     model: VisionLanguageModel,
     spec: ModelSpec,
     texts: Sequence[Sequence[int]],
     views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
+    pool: Callable[[Tensor, int, int], Tensor] = image_vector,
 ) -> list[tuple[Float[np.ndarray, " hidden"] | None, Float[np.ndarray, " hidden"] | None]]:
     """(visual vector, text vector) of each question, float32; None without images or text.
 
-    texts: token ids of each question; views: its images. The visual vector is the mean of the normalised image vectors, the text
-    vector the mean of the token embeddings.
+    texts: token ids of each question; views: its images; pool: features of an image and its rows and columns of tokens -> its
+    vector. The visual vector is the mean of the normalised image vectors, the text vector the mean of the token embeddings.
     """
     flat = [view for images in views for view in images]
     vectors = []
     for view, features in zip(flat, encode_views(model, spec, flat) if flat else [], strict=True):
-        vector = image_vector(features.embeds, view.shape[0] // spec.multiple, view.shape[1] // spec.multiple)
+        vector = pool(features.embeds, view.shape[0] // spec.multiple, view.shape[1] // spec.multiple)
         vectors.append(functional.normalize(vector, dim=0).cpu().numpy())
     ordered = iter(vectors)
     table = model.model.language_model.embed_tokens

@@ -336,7 +336,7 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         out.append(_disk(c, storage.disk_parts(c, storage.version_bytes(c, arch), storage.trained_bytes(c, arch), job)))
     if job == "sft":
         return out
-    if c.rewards.needs_states or (job == "serve" and c.memory.enabled and not c.serve.read_only):
+    if c.needs_embedder or (job == "serve" and c.memory.enabled and not c.serve.read_only):
         out.append(_embedder_fits(c, arch, gpu_bytes))
     generator = arch
     if (dtype := learner_dtype(c.policy, c.engine.gpus > 0)) != arch.dtype:

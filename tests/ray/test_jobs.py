@@ -311,12 +311,8 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
 ) -> None:
     adapter = sft_folder / "checkpoints" / "step_00000060"
     arguments = ["policy.model=nano", f"policy.adapter={adapter}", f"run.dir={tmp_path}", "run.name=held-out"]
-    assert (
-        run_job(
-            evaluate.main, monkeypatch, *arguments, "evaluate.questions=20", "evaluate.trajectories=4", "evaluate.direct=true"
-        )
-        == 0
-    )
+    arguments += ["evaluate.questions=20", "evaluate.trajectories=4", "evaluate.direct=true", "evaluate.clusters=3"]
+    assert run_job(evaluate.main, monkeypatch, *arguments) == 0
     out = capfd.readouterr().out
     summary = json.loads((tmp_path / "evaluation.json").read_text())
     assert summary["n"] == 20
@@ -330,8 +326,13 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
     correct = [t.rewards["accuracy"] for g in groups for t in g.trajectories]
     assert sum(correct) / 20 == pytest.approx(summary["accuracy"])
     assert summary["rapr"] == pytest.approx(sum(t.operations_ok > 0 for g in groups for t in g.trajectories) / 20)
+    wrong = {g.question.id for g in groups for t in g.trajectories if t.rewards["accuracy"] == 0}
+    assert sorted(id for cluster in summary["clusters"] for id in cluster["ids"]) == sorted(g.question.id for g in groups)
+    assert all(cluster["wrong"] == len(wrong & set(cluster["ids"])) for cluster in summary["clusters"])
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/") >= 4
+    section = page[page.index("Where <bdi>held-out</bdi> is wrong") : page.index("<h2>Episodes")]
+    assert section.count("data:image/jpeg") == sum(len(cluster["examples"]) for cluster in summary["clusters"]) > 0
     assert str(tmp_path / "report.html") in out
 
 
@@ -339,7 +340,8 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
 def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=2", "evaluate.trajectories=1"]
+    keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=4", "evaluate.trajectories=1"]
+    keys += ["evaluate.clusters=2"]
     keys += ["evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}", "evaluate.max_pixels=[1024, 4096]"]
     keys += ["evaluate.seeds=[1, 2]", "evaluate.sampling.temperature=1.0"]
     assert (
@@ -353,13 +355,14 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
     out = capfd.readouterr().out
     assert "1024 pixels: accuracy" in out
     for summary in result["sets"]:
-        assert summary["n"] == 4
-        assert {seed: scores["n"] for seed, scores in summary["seeds"].items()} == {"1": 2, "2": 2}
+        assert summary["n"] == 8
+        assert {seed: scores["n"] for seed, scores in summary["seeds"].items()} == {"1": 4, "2": 4}
+        assert sum(cluster["questions"] for cluster in summary["clusters"]) == 4
     for name in names:
         groups = [Group.model_validate_json(line) for line in (tmp_path / f"trajectories-{name}.jsonl").read_text().splitlines()]
         images = [image for group in groups for t in group.trajectories for image in t.images]
-        assert [len(group.trajectories) for group in groups] == [2, 2]
-        assert len(images) >= 4
+        assert [len(group.trajectories) for group in groups] == [2] * 4
+        assert len(images) >= 8
         for image in images:
             with Image.open(tmp_path / image.uri) as picture:
                 assert picture.size == image.view_size
@@ -368,7 +371,7 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
         assert next(turn["images"] for turn in turns if turn["images"]) == [Path(images[0].uri).name]
         assert (tmp_path / f"metrics_{name}.json").is_file()
         assert (tmp_path / f"r1_v_{name}.json").is_file()
-        assert len(list((tmp_path / f"mini_o3-{name}").glob("*/traj.jsonl"))) == 4
+        assert len(list((tmp_path / f"mini_o3-{name}").glob("*/traj.jsonl"))) == 8
 
 
 @pytest.fixture

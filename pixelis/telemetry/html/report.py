@@ -58,14 +58,19 @@ def write_report(
     episodes: Sequence[EpisodePage],
     title: str | None = None,
     file: str = FILE,
+    examples: Mapping[str, Sequence[Sequence[EpisodePage]]] | None = None,
 ) -> Path:
     """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report`` for the arguments."""
     folder = Path(run_dir)
-    return write_page(folder / file, render_report(summary, curves, episodes, title or folder.resolve().name))
+    return write_page(folder / file, render_report(summary, curves, episodes, title or folder.resolve().name, examples))
 
 
 def render_report(
-    summary: Mapping[str, Any], curves: Sequence[Mapping[str, Any]], episodes: Sequence[EpisodePage], title: str = "run"
+    summary: Mapping[str, Any],
+    curves: Sequence[Mapping[str, Any]],
+    episodes: Sequence[EpisodePage],
+    title: str = "run",
+    examples: Mapping[str, Sequence[Sequence[EpisodePage]]] | None = None,
 ) -> str:
     """The document as text.
 
@@ -75,6 +80,7 @@ def render_report(
     - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`, `rft`), for example
       the events of kind `step/sft` and `step/policy`. A value that is missing or not finite is a gap.
     - `episodes`: shown in order with their pictures.
+    - `examples`: name of an arm -> wrong answers of each of its `clusters`.
     """
     facts = plain(summary)
     results = [_result(arm) for arm in mappings(facts.get("arms"))]
@@ -87,6 +93,7 @@ def render_report(
         by_name={result.name: result for result in results if result.accuracy is not None},
         differences=_differences(facts.get("paired")),
         shift=_shift(shift) if isinstance(shift, dict) and "before" in shift and "after" in shift else None,
+        clusters=_clusters(mappings(facts.get("arms")), examples or {}),
         stages=_stages(curves),
         episodes=episodes,
         seconds={name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None},
@@ -105,6 +112,17 @@ def _result(arm: Mapping[str, Any], name: str | None = None) -> Result:
         questions=arm.get("n", "–"),
         causes=causes if isinstance(causes := arm.get("error_causes"), dict) else {},
     )
+
+
+def _clusters(
+    arms: Sequence[Mapping[str, Any]], examples: Mapping[str, Sequence[Sequence[EpisodePage]]]
+) -> dict[str, list[tuple[Mapping[str, Any], Sequence[EpisodePage]]]]:
+    """Arm -> its clusters with examples of wrong answers; arms without clusters are left out."""
+    rows = {}
+    for arm in arms:
+        if clusters := mappings(arm.get("clusters")):
+            rows[arm["name"]] = list(zip(clusters, examples.get(arm["name"]) or [()] * len(clusters), strict=True))
+    return rows
 
 
 def _interval(value: Any) -> tuple[float, float] | None:
