@@ -31,6 +31,12 @@ class VotingConfig(Section):
         "before; 0: never",
     )
     collapse_window: int = Field(64, ge=16, description="collapse: number of first and of latest requests to compare")
+    calibration: tuple[float, float] | None = Field(
+        None,
+        description="slope and intercept by which confidence becomes the probability of a right answer, "
+        "1 / (1 + exp(-(slope x confidence + intercept))), as `pixelis answer --calibrate` fits them to labelled questions; "
+        "unset: confidence as the strategy computes it",
+    )
     min_clear: float = Field(
         0.25,
         ge=0,
@@ -38,6 +44,12 @@ class VotingConfig(Section):
         description="minimum share of a user's last 64 verdicts that pass the gate; below it nothing is learnt from that user, "
         "because a policy that is rarely sure also agrees on wrong answers; 0: none",
     )
+
+    @model_validator(mode="after")
+    def _rising(self) -> VotingConfig:
+        if self.calibration is not None and not self.calibration[0] > 0:
+            raise ValueError(f"calibration has the slope {self.calibration[0]}: more agreement must mean more confidence")
+        return self
 
 
 class NeighboursConfig(Section):

@@ -198,6 +198,17 @@ def agreement_factor(share: float) -> float:
     return 0.6 + 0.2 * (share - 0.3) / 0.4
 
 
+def probability(confidence: float, calibration: tuple[float, float] | None) -> float:
+    """Confidence as the probability of a right answer, by slope and intercept of a logistic curve; unchanged without them.
+
+    Source: Platt, Probabilistic outputs for support vector machines (1999).
+    """
+    if calibration is None:
+        return confidence
+    slope, intercept = calibration
+    return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))  # the logistic function, which cannot overflow
+
+
 # -- verdicts -------------------------------------------------------------------------------------------------------
 
 
@@ -319,7 +330,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
         return verdict
     else:
         winner = elected.key
-        verdict.answer, verdict.confidence = spelling[winner], _unit(elected.confidence)
+        verdict.answer, verdict.confidence = spelling[winner], probability(_unit(elected.confidence), config.calibration)
         verdict.reason = TIE if len(elected.best) > 1 else ""
     for v, name in zip(votes, names, strict=True):
         v.elected = name == winner

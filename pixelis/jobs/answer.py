@@ -1,13 +1,15 @@
 """Answer a file of questions about pictures and clips, and write the answers with their trajectories as JSON lines.
 
-usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N] [--concurrency N] [--dry-run]
+usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N] [--concurrency N] [--calibrate]
+       [--dry-run]
 
-FILE is any source of questions (docs/data.md); true answers in it are never read. serve.samples samples of each question vote,
+FILE is any source of questions (docs/data.md); true answers in it are not read. serve.samples samples of each question vote,
 with serve.sampling and up to dialogue.max_turns_test turns, on the generators of a job of its own (policy.adapter names the
 checkpoint), or with --url at a running service, behind its callers, with the key in PIXELIS_API_KEY; nothing is stored or learnt
 there. A line of OUT.jsonl (default: answers.jsonl in run.dir) has id, question, answer, confidence, verdict, trajectory,
-policy_version and error: why a question could not be answered. Repeating the command answers what is missing. --dry-run checks
-FILE and the configuration.
+policy_version and error: why a question could not be answered. Repeating the command answers what is missing. --calibrate reads
+the true answers when all questions are answered, shows how often answers of which confidence are right, and prints the setting
+that makes confidence the probability of a right answer. --dry-run checks FILE and the configuration.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from typing import Any, BinaryIO
 from pixelis.actors import placement
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, from_command_line
-from pixelis.datasets.labels import drop_labels
+from pixelis.datasets.labels import Labels, OnLabels, drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
+from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
 from pixelis.evolution import vote
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
@@ -41,6 +44,7 @@ from pixelis.jobs.remote_agent import RemoteAgent
 from pixelis.memory.disk import disk_failures
 from pixelis.records import Question
 from pixelis.rewards.equality import Equality
+from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import shared_services
 from pixelis.serve.agent import winning
 from pixelis.serve.protocol.agent import without_tokens
@@ -60,6 +64,7 @@ class Options:
     out: Path | None
     limit: int
     concurrency: int | None
+    calibrate: bool
     rest: list[str]
 
 
@@ -70,14 +75,17 @@ def parse(words: list[str]) -> Options:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--concurrency", type=int)
+    parser.add_argument("--calibrate", action="store_true")
     known, rest = parser.parse_known_args(words)
     place = next((i for i, word in enumerate(rest) if not word.startswith("-")), None)
     if place is None:
         raise BadConfig("no FILE of questions", fix="pixelis answer FILE; pixelis answer --help")
     if known.limit < 0 or (known.concurrency is not None and known.concurrency < 1):
         raise BadConfig("--limit and --concurrency are positive numbers", fix="pixelis answer --help")
+    if known.calibrate and known.url is not None:
+        raise BadConfig("a running service applies its own calibration", fix="leave out --url, or --calibrate")
     source = rest.pop(place)
-    return Options(source, known.url, known.out, known.limit, known.concurrency, [*rest, f"data.evaluate={source}"])
+    return Options(source, **vars(known), rest=[*rest, f"data.evaluate={source}"])
 
 
 class AnswerFile:
@@ -129,12 +137,12 @@ def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
             yield AnswerFile(file, path, settings)
 
 
-def questions_of(config: Config, options: Options) -> Iterator[tuple[int, Question]]:
-    """The numbered questions of the file, without their true answers."""
+def questions_of(config: Config, options: Options, on_labels: OnLabels = drop_labels) -> Iterator[tuple[int, Question]]:
+    """The numbered questions of the file, without their true answers, which only ``on_labels`` gets."""
     if options.source.startswith("cards:") and not options.limit:
         raise BadConfig("cards: has no end", fix="add --limit N")
     rows = read_questions(
-        config.data.evaluate or "", epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels, limit=options.limit
+        config.data.evaluate or "", epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=on_labels, limit=options.limit
     )
     return enumerate(itertools.islice(rows, options.limit or None))
 
@@ -205,10 +213,50 @@ def settings_of(config: Config, url: str | None) -> str:
     """Identifies what determines the answers."""
     parts: dict[str, Any] = {"source": config.data.evaluate, "url": url}
     if url is None:
-        names = {"policy": ("model", "adapter"), "serve": ("samples", "sampling"), "run": ("seed",), "toolbox": ("operations",)}
+        names = {
+            "policy": ("model", "adapter"),
+            "serve": ("samples", "sampling", "augmentations"),
+            "evolution": ("vote",),
+            "run": ("seed",),
+            "toolbox": ("operations",),
+        }
         parts |= {name: getattr(config, name).model_dump(mode="json", include=set(keys)) for name, keys in names.items()}
         parts["dialogue"] = config.dialogue.model_dump(mode="json")
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def show_calibration(config: Config, options: Options, path: Path, configured: Calibration | None) -> None:
+    """Print how often the answers in ``path`` of which confidence are right, and the calibration fitted to them. BadInput."""
+    confidences, right = answered(config, options, path)
+    fitted, unseen = fit(confidences, right)
+    print(f"{len(right)} answers, {sum(right) / len(right):.3f} of them right\n\nanswers  confidence  right")
+    for part in bins(confidences, right):
+        print(f"{part.answers:7}  {part.confidence:10.3f}  {part.right:5.3f}")
+    print("\ncalibration error (mean distance of the two)")
+    print(f"  {calibration_error(confidences, right):.3f}  as the strategy computes it")
+    if configured is not None:
+        applied = [vote.probability(confidence, configured) for confidence in confidences]
+        print(f"  {calibration_error(applied, right):.3f}  with the configured evolution.vote.calibration")
+    print(f"  {unseen:.3f}  with a curve fitted to four fifths of these answers, on the last fifth")
+    print(f"\nevolution.vote.calibration=[{fitted[0]},{fitted[1]}]")
+
+
+def answered(config: Config, options: Options, path: Path) -> tuple[list[float], list[bool]]:
+    """Confidence and correctness of the elected answers in ``path`` whose questions have true answers."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    elected = {row["number"]: row for row in rows if row["error"] is None and not row["verdict"]["reason"]}
+    rewards, services, truths = config.rewards, shared_services(config.rewards), dict[str, Labels]()
+    confidences, right = list[float](), list[bool]()
+    for number, question in questions_of(config, options, truths.__setitem__):
+        truth, row = truths.pop(question.id, None), elected.get(number)
+        if truth is None or not truth.answers or row is None:
+            continue
+        score = find_scorer(rewards.scorer_of(question.task, truth.scorer))(
+            case_of(question, row["answer"], truth.answers), services
+        )
+        confidences.append(row["confidence"])
+        right.append(score >= 1.0)
+    return confidences, right
 
 
 async def _run_local(config: Config, options: Options, actors: placement.Actors, out: AnswerFile) -> None:
@@ -237,6 +285,10 @@ def main() -> None:
     config = from_command_line(
         __doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=checks("answer")
     )
+    configured = config.evolution.vote.calibration
+    if options.calibrate:  # of what the strategy computes
+        plain = config.evolution.vote.model_copy(update={"calibration": None})
+        config = config.model_copy(update={"evolution": config.evolution.model_copy(update={"vote": plain})})
     path = options.out or Path(config.run.dir) / "answers.jsonl"
     with driver("answer"), _one_error(), answer_file(path, settings_of(config, options.url)) as out:
         if options.url is not None:
@@ -248,6 +300,8 @@ def main() -> None:
                 placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
             ):
                 asyncio.run(_run_local(config, options, actors, out))
+        if options.calibrate:
+            show_calibration(config, options, path, configured)
     print(f"answers: {path}")
 
 

@@ -39,6 +39,10 @@ from pixelis.telemetry import events, lineage
 T = TypeVar("T")
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
+ATTEMPTS = 4
+"""Requests for one answer while the service is overloaded, as it can be on a machine that does other work."""
+OVERLOADED = (429, 503, 504)
+"""HTTP statuses that say to try again."""
 
 
 def main() -> None:
@@ -229,15 +233,24 @@ def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
 
 
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
-    """Ask the served agent a question about its picture. Adds the truth, which is not sent, to the reply."""
+    """Ask the served agent a question about its picture. Adds the truth, which is not sent, to the reply.
+
+    Raises InfraFailure when it gives no answer.
+    """
     buffer = io.BytesIO()
     picture = open_media(question.media[0], ToolboxConfig())
     assert isinstance(picture, np.ndarray), "the quickstart asks about still pictures"
     Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
     image = "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
     body = {"question": question.question, "image": image, "learn": learn}
-    reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120)
-    reply.raise_for_status()
+    for attempt in range(ATTEMPTS):
+        time.sleep(attempt)
+        reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120)
+        if reply.status_code not in OVERLOADED:
+            break
+    if reply.is_error:
+        message = f"the served agent answered {reply.status_code}: {reply.text:.200}"
+        raise InfraFailure(message, fix="if the machine is busy with other work, run the command again: it resumes")
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
 
 

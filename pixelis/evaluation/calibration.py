@@ -1,0 +1,70 @@
+"""Whether a confidence is a probability: how often answers of some confidence are right, and the curve that makes it one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pixelis.errors import BadInput
+
+MIN_ANSWERS = 50
+BINS = 10
+FOLDS = 5
+Calibration = tuple[float, float]
+"""Slope and intercept of a logistic curve over confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Answers whose confidence lies in the same tenth: how many there are, their mean confidence, and the share of right ones."""
+
+    answers: int
+    confidence: float
+    right: float
+
+
+def bins(confidences: Sequence[float], right: Sequence[bool]) -> list[Bin]:
+    """The tenths of 0..1 that have answers, in order."""
+    values, truths = np.asarray(confidences, float), np.asarray(right, float)
+    place = np.minimum((np.clip(values, 0, 1) * BINS).astype(int), BINS - 1)
+    chosen = [place == k for k in range(BINS)]
+    return [Bin(int(c.sum()), float(values[c].mean()), float(truths[c].mean())) for c in chosen if c.any()]
+
+
+def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
+    """Mean distance of confidence from the share of right answers, over tenths of confidence, weighted by answers; 0..1.
+
+    Source: expected calibration error of Naeini, Cooper and Hauskrecht, AAAI 2015.
+    """
+    return sum(b.answers * abs(b.confidence - b.right) for b in bins(confidences, right)) / max(len(right), 1)
+
+
+def fit(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Calibration, float]:
+    """The logistic curve of right answers over confidence, and its calibration error on answers that it was not fitted to.
+
+    Raises BadInput for fewer than 50 answers, for fewer than five right or wrong ones, and if confidence says nothing about them.
+    Source: Platt, Probabilistic outputs for support vector machines (1999).
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    truths = np.asarray(right, bool)
+    least = min(int(truths.sum()), int((~truths).sum()))
+    if len(truths) < MIN_ANSWERS or least < FOLDS:
+        raise BadInput(
+            f"{len(truths)} answers, {int(truths.sum())} of them right, are too few to calibrate confidence",
+            fix=f"give at least {MIN_ANSWERS} labelled questions, of which some are answered wrongly",
+        )
+    column, model = np.asarray(confidences, float)[:, None], LogisticRegression(C=1e3)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    unseen = cross_val_predict(model, column, truths, cv=folds, method="predict_proba")[:, 1]
+    model.fit(column, truths)
+    slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if slope <= 0:
+        raise BadInput(
+            "answers of more confidence are not right more often",
+            fix="choose another evolution.vote.strategy, or more samples: confidence says nothing about these questions",
+        )
+    return (round(slope, 3), round(intercept, 3)), calibration_error(unseen.tolist(), truths.tolist())
