@@ -8,50 +8,24 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-
-import pyarrow as pa
-import ray.data
-from ray.data import Datasource, ReadTask
-from ray.data.block import BlockMetadata
 
 from pixelis.config import DataConfig
 from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
-from pixelis.datasets.execution import stream_context
+from pixelis.datasets.changes import Change, Read
 from pixelis.datasets.files import PART_BYTES, Part
 from pixelis.datasets.formats import Record, Records
 from pixelis.datasets.labels import Labels, OnLabels
 from pixelis.datasets.questions import BadRowBudget, epochs_of, read_questions, read_rows, require_text, sampling_weight
 from pixelis.records import Question
 
-ROWS = 8
-"""Records passed to Ray Data at a time, which joins them into blocks."""
-BLOCK_BYTES = 1 << 17
-"""Size of a block: some hundred questions, so that the first ones arrive early."""
-AHEAD_BYTES = 1 << 22
-"""Size of the records that are read ahead, in the object store."""
-READERS = 4
-"""Tasks that read at the same time, at most one for each part: those of the next pass would only start processes."""
 TASKS = 128
 """Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
-SCHEMA = pa.schema(
-    {
-        "id": pa.string(),
-        "text": pa.string(),
-        "weight": pa.float64(),
-        "file": pa.string(),
-        "row": pa.string(),
-        "problem": pa.list_(pa.string()),
-        "labels": pa.string(),
-    }
-)
-"""A record as JSON with its place and its labels if those were cut off, or the problem of a bad row: column, code and message.
-All null at the end of a pass."""
-END: dict[str, Any] = dict.fromkeys(SCHEMA.names)
-Read = Callable[[], Iterable[dict[str, Any]]]
-"""Returns the rows of a task."""
+END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "problem", "labels"))
+"""The row at the end of a pass. Others have a record as JSON with its place and its labels if those were cut off, or the problem
+of a bad row: column, code and message."""
 
 
 class Text(NamedTuple):
@@ -61,27 +35,6 @@ class Text(NamedTuple):
     text: str
     weight: float
     labels: str | None = None
-
-
-class Parts(Datasource):
-    """One read task for each part of a source, in order."""
-
-    def __init__(self, name: str, reads: list[Read]):
-        super().__init__()
-        self.name, self.reads = name, reads
-
-    def get_name(self) -> str:
-        """The name on Ray's dashboard."""
-        return self.name
-
-    def estimate_inmemory_data_size(self) -> int | None:
-        """None: unknown before reading."""
-        return None
-
-    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        """The tasks."""
-        metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
-        return [ReadTask(functools.partial(_blocks, read), metadata, schema=SCHEMA) for read in self.reads]
 
 
 def question_stream(
@@ -113,19 +66,6 @@ def question_stream(
         yield question(text.text, text.labels)
 
 
-class Change(NamedTuple):
-    """A change of records: a class whose instances map the texts of some records to as many others, each in a process.
-
-    arguments: of its constructor; workers: processes at most, of which each reserves `cpus`; rows: of one call.
-    """
-
-    make: type
-    arguments: tuple
-    workers: int
-    cpus: float
-    rows: int
-
-
 def record_stream(source: str, kind: type[Question], change: Change, cards: Read | None = None) -> Iterator[Text | BadRow]:
     """The records of a source in order, once, as `read_rows` reads them, with changed texts. cards: reads a `cards:` source."""
     reads = [cards] if cards is not None else [*_reads(source, kind, 0)]
@@ -134,8 +74,10 @@ def record_stream(source: str, kind: type[Question], change: Change, cards: Read
 
 def _passes(name: str, reads: list[Read], change: Change | None = None) -> Callable[[], Iterator[Text | BadRow]]:
     """A function that returns the rows of the next pass through a source whose last task ends with `END`; one pass if changed."""
+    from pixelis.datasets.read_tasks import execute  # imports Ray Data: half a second, which cards do not need
+
     repeats = 1 if change else max(1, TASKS // len(reads))
-    rows = itertools.chain.from_iterable(_execute(name, reads, repeats, change) for _ in ((0,) if change else itertools.count()))
+    rows = itertools.chain.from_iterable(execute(name, reads, repeats, change) for _ in ((0,) if change else itertools.count()))
 
     def next_pass() -> Iterator[Text | BadRow]:
         ids = UniqueIds()
@@ -149,44 +91,6 @@ def _passes(name: str, reads: list[Read], change: Change | None = None) -> Calla
                 yield repeated or Text(row["id"], row["text"], row["weight"], row["labels"])
 
     return next_pass
-
-
-def _execute(name: str, reads: list[Read], passes: int, change: Change | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of all tasks of these passes in order."""
-    context = stream_context(AHEAD_BYTES)
-    context.target_max_block_size = BLOCK_BYTES
-    with ray.data.DataContext.current(context):
-        blocks = ray.data.read_datasource(
-            Parts(name, reads * passes),
-            override_num_blocks=len(reads) * passes,
-            concurrency=min(READERS, len(reads)),
-            ray_remote_args={"num_cpus": 0},
-        )
-        if change is not None:
-            blocks = blocks.map_batches(
-                _Changer,
-                fn_constructor_args=(change,),
-                batch_format="pyarrow",
-                batch_size=change.rows,
-                num_cpus=change.cpus,
-                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=change.workers),
-            )
-    for block in blocks.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-        yield from block.to_pylist()
-
-
-class _Changer:
-    """Changes the texts of the usable records of a block."""
-
-    def __init__(self, change: Change):
-        self.change = change.make(*change.arguments)
-
-    def __call__(self, block: pa.Table) -> pa.Table:
-        rows = block.to_pylist()
-        usable = [row for row in rows if row["text"] is not None]
-        for row, text in zip(usable, self.change([row["text"] for row in usable]), strict=True):
-            row["text"] = text
-        return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False, labels: bool = True) -> Iterator[Read]:
@@ -242,9 +146,3 @@ def _row(source: str, with_text: bool, record: Record) -> dict[str, Any]:
         "problem": None,
         "labels": _json(labels),
     }
-
-
-def _blocks(read: Read) -> Iterator[pa.Table]:
-    rows = iter(read())
-    while chunk := list(itertools.islice(rows, ROWS)):
-        yield pa.Table.from_pylist(chunk, schema=SCHEMA)
