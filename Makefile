@@ -58,7 +58,7 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(VENV)/bin/pixelis quickstart
 
 test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py install-vllm test-serve lint docs test-unit test-chaos test-ray test-quickstart test-vllm test-benchmarks
+	@$(PY) tests/lanes.py install-vllm test-serve lint docs test-unit test-ray test-chaos test-quickstart test-vllm test-benchmarks
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ STAGES = [{"name": "a", "mixture": [1, 0, 0], "max_steps": 20}, {"name": "b", "m
 SFT = [
     *SMALL_RUN.split(),
     "sft.steps=60",
+    "learner.checkpoint_every=20",
     "sft.evaluate_every=10",
     "sft.validation_size=6",
     "sft.curriculum.enabled=true",
@@ -146,9 +148,35 @@ def test_checkpoints_of_a_job_have_their_lineage(sft_folder: Path) -> None:
     assert not node.broken
 
 
-def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(sft_folder: Path, levels: list[str], tmp_path: Path) -> None:
+def check_equal_runs(folder: Path, reference: Path) -> None:
+    """Check that two runs made the same steps and ended with the same curriculum and weights."""
+    assert losses(folder, "step/sft") == pytest.approx(losses(reference, "step/sft"), abs=1e-6)
+    assert consumed_ids(folder) == consumed_ids(reference)
+    final = [folder / "checkpoints" / "step_00000060" for folder in (reference, folder)]
+    curricula = [checkpoint.read(folder)[1]["extra"]["curriculum"] for folder in final]
+    assert curricula[0] == curricula[1]
+    assert curricula[0]["history"][0] == [20, "advance", 1]
+    assert load_adapter(final[0]).sha256() == load_adapter(final[1]).sha256()
+
+
+def test_sft_learns_and_a_run_resumes_from_its_last_checkpoint_to_the_same_losses(
+    sft_folder: Path, levels: list[str], tmp_path: Path
+) -> None:
+    """As after a crash in the last step: those after the checkpoint are made again."""
     expected = losses(sft_folder, "step/sft")
     assert np.mean([expected[s] for s in range(56, 61)]) < 0.5 * np.mean([expected[s] for s in range(1, 6)])
+    shutil.copytree(sft_folder, tmp_path, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000060")
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000020")
+    written = (tmp_path / "checkpoints" / "step_00000040").stat().st_mtime_ns
+    assert sft.run(load(None, [*SFT, *levels, f"run.dir={tmp_path}"])) == tmp_path / "checkpoints" / "step_00000060"
+    check_equal_runs(tmp_path, sft_folder)
+    assert not (tmp_path / "checkpoints" / "step_00000020").exists(), "the run began anew"
+    assert (tmp_path / "checkpoints" / "step_00000040").stat().st_mtime_ns == written
+
+
+@pytest.mark.long  # above: from a checkpoint; tests/unit/test_driver.py: the stop file
+def test_a_stopped_run_of_sft_resumes_to_the_same_losses(sft_folder: Path, levels: list[str], tmp_path: Path) -> None:
     config = load(None, [*SFT, *levels, f"run.dir={tmp_path}"])
     latest = sft_stopped_after(12, config)
     assert latest is not None
@@ -156,13 +184,7 @@ def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(sft_folder: Pat
     assert load_adapter(latest).tensors
     assert not (tmp_path / "lock.json").exists()
     assert sft.run(config) == tmp_path / "checkpoints" / "step_00000060"
-    assert losses(tmp_path, "step/sft") == pytest.approx(expected, abs=1e-6)
-    assert consumed_ids(tmp_path) == consumed_ids(sft_folder)
-    final = [folder / "checkpoints" / "step_00000060" for folder in (sft_folder, tmp_path)]
-    curricula = [checkpoint.read(folder)[1]["extra"]["curriculum"] for folder in final]
-    assert curricula[0] == curricula[1]
-    assert curricula[0]["history"][0] == [20, "advance", 1]
-    assert load_adapter(final[0]).sha256() == load_adapter(final[1]).sha256()
+    check_equal_runs(tmp_path, sft_folder)
 
 
 @pytest.mark.long  # below: TTRL answers questions of each set; test_quickstart.py: SFT answers questions

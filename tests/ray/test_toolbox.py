@@ -170,7 +170,9 @@ def test_a_leaking_process_is_replaced_without_failing_a_call(bench: Bench) -> N
     assert bench.pool.health()["restarts"] > before
 
 
-@pytest.mark.parametrize(("count", "leaves", "sleeps"), [(24, 7, 15), (230, 7, 150), (230, 100, 101)])
+@pytest.mark.parametrize(
+    ("count", "leaves", "sleeps"), [(24, 7, 15), (230, 7, 150), pytest.param(230, 100, 101, marks=pytest.mark.long)]
+)
 def test_calls_batched_with_a_hostile_one_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
     """Calls in the same batch, in the batch queued behind it, and in later batches."""
     bench.wait_until_complete()
