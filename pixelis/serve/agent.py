@@ -23,6 +23,7 @@ from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, Rol
 from pixelis.actors.memory import SearchResult
 from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
+from pixelis.dialogue.augmentation import alternate
 from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
 from pixelis.operations.encoded import read_encoded
@@ -205,7 +206,7 @@ class Agent:
         self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
         """Sample once; if no answer has the format that the query requires, once more. With ``stream``, the turns first."""
-        attempts = 0
+        attempts, lights = 0, alternate(self.config.serve.augmentations, query.samples)
         # Greedy samples would fail the same way again.
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
             result: RolloutResult | None = None
@@ -231,7 +232,8 @@ class Agent:
                             yield TextEvent(sample=item.sample, samples=query.samples, text=item.text, attempt=attempt)
                         elif isinstance(item, TurnUpdate):
                             attempts = first_attempt + item.attempt + 1
-                            yield await _turn_event(item, query.samples, first_attempt)
+                            event = await _turn_event(item, query.samples, first_attempt)
+                            yield event.model_copy(update={"augmentation": lights[item.sample]})
                         else:
                             result = item
             finally:

@@ -74,8 +74,8 @@ class Pictures:
 class TurnEvent(Record):
     """A turn of the ``sample``-th of ``samples`` episodes, without token ids and log-probs.
 
-    ``images`` are the views of an operation's observation, as PNG data URLs. A higher ``attempt`` replaces the events of lower
-    ones: their generator was lost and another one started over.
+    ``images`` are the views of an operation's observation, as PNG data URLs; the policy saw them under ``augmentation``. A higher
+    ``attempt`` replaces the events of lower ones: their generator was lost and another one started over.
     """
 
     sample: int
@@ -83,6 +83,7 @@ class TurnEvent(Record):
     turn: Turn
     images: list[ImageView] = Field(default_factory=list)
     attempt: int = 0
+    augmentation: str | None = None
 
 
 class TextEvent(Record):

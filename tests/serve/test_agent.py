@@ -131,8 +131,8 @@ def ask(question: str, size: tuple[int, int] = (40, 30), **changes: Any) -> Agen
     return AgentQuery(question, [picture_url(size)], **options)
 
 
-def agent_without_memory(**changes: Any) -> Agent:
-    return Agent(load(None, []), Backends(GENERATORS, "pixelis", **changes))
+def agent_without_memory(*overrides: str, **changes: Any) -> Agent:
+    return Agent(load(None, list(overrides)), Backends(GENERATORS, "pixelis", **changes))
 
 
 def run(work: Coroutine[Any, Any, Any], seconds: float = 30.0) -> Any:
@@ -165,7 +165,8 @@ def test_samples_vote(generators: list[ActorHandle]) -> None:
 def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> None:
     async def watch() -> tuple[list[TurnEvent], list[float], Answer]:
         events, times = [], []
-        async for item in agent_without_memory().stream(ask("say 7 pause 0.4", samples=2)):
+        agent = agent_without_memory("serve.augmentations=[grey_world]")
+        async for item in agent.stream(ask("say 7 pause 0.4", samples=2)):
             if isinstance(item, Answer):
                 return events, times, item
             if isinstance(item, TurnEvent):  # the text of a turn comes before it
@@ -177,6 +178,7 @@ def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> Non
     assert [(e.sample, e.samples, e.turn.role, e.attempt) for e in events] == [
         (sample, 2, role, 0) for role in ("assistant", "tool", "assistant") for sample in (0, 1)
     ]
+    assert {(e.sample, e.augmentation) for e in events} == {(0, None), (1, "grey_world")}
     assert times[-1] - times[0] > 0.4  # two pauses lie between, the events did not wait for the answer
     event = events[2]
     assert event.turn.observation is not None

@@ -240,7 +240,8 @@ def tracked_reply(png: str) -> str:
         ({"role": "tool", "text": "", "observation": observation}, views),
         ({"role": "assistant", "text": "<answer>right</answer>"}, []),
     ]
-    events = [("turn", {"sample": 0, "samples": 1, "turn": turn, "images": images}) for turn, images in turns]
+    common = {"sample": 0, "samples": 1, "augmentation": "grey_world"}
+    events = [("turn", {**common, "turn": turn, "images": images}) for turn, images in turns]
     verdict = {
         "answer": "right",
         "strategy": "majority",
@@ -264,6 +265,7 @@ def test_a_clip_plays_and_its_track_is_drawn_over_it(opened: Opened, container: 
     page.fill("#question", "Where does it go?")
     with page.expect_request("**/v1/agent") as sent:
         page.click("#send")
+    expect(page.locator(".sample .name").first).to_have_text("Sample 1 saw the colours balanced")
     kind = "image/gif" if container == "gif" else f"video/{container}"
     assert sent.value.post_data_json["video"].startswith(f"data:{kind};base64,")
     assert "image" not in sent.value.post_data_json

@@ -8,6 +8,8 @@ const CONTROL = /<\|[A-Za-z0-9_]+\|>/g;
 const CALL = /<(tool_call|grounding|code)>[\s\S]*?(?:<\/\1>|$)/g;
 const ANSWER = /<answer>([\s\S]*?)(?:<\/answer>|$)/g;
 const MAX_LINES = 60;
+/** What a sample saw that saw the pictures corrected, by the names of `serve.augmentations`. */
+const LIGHTS = { grey_world: "saw the colours balanced", autocontrast: "saw the contrast stretched" };
 
 /** The samples of one question in the page, and their marks on the stage. */
 export class Samples {
@@ -34,10 +36,11 @@ export class Samples {
     const status = h("span", { class: "status" }, "waiting");
     const turns = h("ol", { class: "turns" });
     const badge = h("b", { class: `mark s${index % COLOURS.length}` }, String(index + 1));
+    const light = h("small", { class: "light" });
     const element = h("details", { class: "sample", open: index === 0 },
-      h("summary", {}, badge, h("span", { class: "name" }, `Sample ${index + 1}`), status), turns);
+      h("summary", {}, badge, h("span", { class: "name" }, `Sample ${index + 1}`, light), status), turns);
     this.box.append(element);
-    return { index, element, status, turns, scene: new Scene(), actions: [], count: 0, policyTurns: 0 };
+    return { index, element, status, light, turns, scene: new Scene(), actions: [], count: 0, policyTurns: 0 };
   }
 
   /** The legend of the samples' colours; its buttons select the samples whose marks are drawn. */
@@ -68,6 +71,7 @@ export class Samples {
     this.ensure(Math.max(event.samples ?? 0, event.sample + 1));
     const sample = this.list[event.sample];
     const { turn } = event;
+    if (event.augmentation) sample.light.textContent = ` ${LIGHTS[event.augmentation] ?? asWords(event.augmentation)}`;
     sample.scene.addViews(event.images);
     sample.count += 1;
     const item = turn.role === "assistant" ? this.policyTurn(sample, turn) : turn.role === "tool" ? this.toolTurn(sample, turn, event.images ?? []) : prompt(turn);
@@ -126,7 +130,7 @@ export class Samples {
     const byId = new Map(images.map((view) => [view.id, view]));
     this.list[index].scene.addViews(images);
     for (const turn of trajectory.turns ?? []) {
-      this.turn({ sample: index, samples: 0, turn, images: (turn.images ?? []).map((id) => byId.get(id)).filter(Boolean) });
+      this.turn({ sample: index, samples: 0, turn, augmentation: trajectory.augmentation, images: (turn.images ?? []).map((id) => byId.get(id)).filter(Boolean) });
     }
   }
 
