@@ -76,7 +76,12 @@ def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[De
     app.stop()
 
 
-@pytest.fixture(scope="module")  # its event loop would conflict with tests that run their own
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of pages come last: they share a browser, whose event loop would conflict with tests that run their own."""
+    items.sort(key=lambda item: "browser" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
