@@ -77,7 +77,8 @@ def demonstration_stream(
     Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
     with ray.data.DataContext.current(stream_context()):
-        return ray.data.range(steps - start, override_num_blocks=max(1, steps - start)).map_batches(
+        # One task at a time: Ray would start a process for each CPU, only to count.
+        return ray.data.range(steps - start, override_num_blocks=max(1, steps - start), concurrency=1).map_batches(
             Prepare,
             fn_constructor_args=(config, str(resolve(config.policy.model)), str(store), start, rank, schedule),
             batch_size=1,
