@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
     *("sft.steps=30", "sft.evaluate_every=15", "sft.validation_size=6", "sft.evaluate_episodes=2"),
-    *("rft.steps=3", "rft.prompts_per_step=8", "evaluate.questions=20", "evaluate.trajectories=4"),
+    *("rft.steps=3", "rft.prompts_per_step=4", "evaluate.questions=8", "evaluate.trajectories=4"),
     *(
         "evolution.batch=2",
         "evolution.gate=0.3",
-        "evolution.canary.count=16",
+        "evolution.canary.count=8",
         "evolution.canary.risk=1",
         "quickstart.stream=12",
-        "quickstart.shift_questions=10",
+        "quickstart.shift_questions=4",
     ),
 ]
 
@@ -86,7 +86,7 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     summary = json.loads((folder / "summary.json").read_text())
     assert [arm["name"] for arm in summary["arms"]] == ["direct", "sft", "rft", "evolved"]
     for arm in summary["arms"]:
-        assert arm["n"] == 20
+        assert arm["n"] == 8
         assert 0 <= arm["ci95"][0] <= arm["accuracy"] <= arm["ci95"][1] <= 1
         assert arm["name"] in output
     direct = summary["arms"][0]
