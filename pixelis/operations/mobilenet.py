@@ -7,6 +7,7 @@ averaged, each by its expected IoU. ``weights/README.md`` has the licence of the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -33,34 +34,37 @@ WORTHWHILE = 0.75
 THUMB = 64
 """Side of the copies on which masks are compared."""
 WEIGHTS_OF_CHOICE = (
-    1.23,
-    -0.448,
-    -0.278,
-    0.154,
-    -0.176,
-    -0.095,
-    -0.101,
-    0.098,
-    0.007,
-    -0.337,
-    -1.099,
-    0.042,
-    -0.13,
-    -0.127,
-    0.573,
-    1.172,
+    0.237,
+    0.542,
+    -0.076,
+    0.196,
+    -0.113,
+    0.087,
+    -0.182,
+    -0.055,
+    -0.01,
+    -0.277,
+    -0.998,
+    -0.1,
+    0.081,
+    0.706,
+    0.159,
+    0.657,
+    0.127,
 )
-"""Of the features of ``describe``: ridge regression to the IoU of the masks of 195 objects of BSDS500 and 42 others."""
+"""Of the features of ``describe``: ridge regression to the IoU of the masks of 339 objects (``scripts/fit_segmenter.py``)."""
 TEMPERATURE = 0.08
 """Of the weights of masks by the values of the regression: masks that are nearly as good as the best count nearly as much."""
 LEVELS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
 """Thresholds of the weighted mean, of which that with the highest expected IoU is taken."""
-CALIBRATION = -0.097, 1.095
-"""Score = first + second * the expected IoU, fitted to the IoU on the same objects."""
+CALIBRATION = -0.018, 0.529, 0.407
+"""Score = first + the others * the features of ``certainty``, fitted to the IoU of the averaged mask on the same objects."""
+GRABCUT = 0.25
+"""Share of the GrabCut in the map of a box; the network has the rest."""
 BOX_TEMPERATURE = 0.1
 """Of the weights of the network's masks for a box by their expected IoU."""
-BOX_CALIBRATION = -0.255, 1.214
-"""The same for a box."""
+BOX_CALIBRATION = -0.067, 0.799, 0.19
+"""The same for a box: of the expected IoU of the mask and that of the network's masks, by the network."""
 MIN_BOX_CONTRAST = 0.12
 """Least contrast (0..1) to its surroundings of what a box holds: empty ground has up to 0.09, objects of BSDS500 from 0.16."""
 MIN_CONTRAST = 1.0
@@ -91,12 +95,12 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
     values = features @ np.array(WEIGHTS_OF_CHOICE)
     best = int(np.argmax(values))
     shares = weights_of(values)
-    level, expected = best_level(shares @ thumbs)
+    level, signs = certainty(thumbs, shares, features[:, -1])
     place = maps[best][1]
     mean = np.zeros((SIDE // 2, SIDE // 2), np.float32)
     for share, (mask, own) in zip(shares, maps, strict=True):
         mean += np.float32(share) * placed(mask, own, place)
-    score = float(np.clip(CALIBRATION[0] + CALIBRATION[1] * expected, 0.0, 0.95))
+    score = float(np.clip(CALIBRATION[0] + signs @ CALIBRATION[1:], 0.0, 0.95))
     return Segment(_outline(picture, place, mean + np.float32(0.5 - level), point), round(score, 3), "mobilenet")
 
 
@@ -105,17 +109,18 @@ def describe(
 ) -> tuple[list[tuple[np.ndarray, Edges]], np.ndarray, np.ndarray]:
     """The network's masks of its looks and the classical proposals, each with its region; copies of all, and their features.
 
-    Copies: float32 [n, THUMB * THUMB], of ``region``. Features [n, 16]: overlap with the mean of the network's masks, agreement
+    Copies: float32 [n, THUMB * THUMB], of ``region``. Features [n, 17]: overlap with the mean of the network's masks, agreement
     with the other proposals, share of the outline on the border, 1 for a proposal, a proposal's agreement, consistency (the mean
     overlap with the nearest mask of each other look), how sharp the mask is, its size (the logarithm of its share of the region)
-    and its square, then products of overlap, agreement, consistency and size.
+    and its square, then products of overlap, agreement, consistency and size, then the IoU that the network expects, 0 for a
+    proposal.
     """
     masks, scores = candidates(picture, region, point, None)
-    looks = [(masks, region), (candidates(picture, region, point, None, mirrored=True)[0], region)]
+    looks = [(masks, scores, region), (*candidates(picture, region, point, None, mirrored=True), region)]
     nearer = _surroundings(masks[int(np.argmax(scores))], region)
     if nearer is not None:
-        looks += [(candidates(picture, nearer, point, None, mirrored)[0], nearer) for mirrored in (False, True)]
-    maps = [(mask, place) for masks, place in looks for mask in masks]
+        looks += [(*candidates(picture, nearer, point, None, mirrored), nearer) for mirrored in (False, True)]
+    maps = [(mask, place) for masks, _, place in looks for mask in masks]
     look = np.repeat(np.arange(len(looks)), len(masks))
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
@@ -143,7 +148,9 @@ def describe(
     size = np.log(area / THUMB**2 + 1e-3)
     columns = [overlap, agreement, border, classical, classical * agreement, consistency, _overlap(hard, thumbs), size, size**2]
     columns += [overlap * consistency, overlap * agreement, consistency * size, agreement * size]
-    columns += [overlap**2, consistency**2, agreement**2]
+    promised = np.zeros(len(maps))
+    promised[:count] = np.concatenate([scores for _, scores, _ in looks])
+    columns += [overlap**2, consistency**2, agreement**2, promised]
     return maps, thumbs, np.stack(columns, 1)
 
 
@@ -164,6 +171,16 @@ def best_level(mean: np.ndarray) -> tuple[float, float]:
     return LEVELS[best], expected[best]
 
 
+def certainty(thumbs: np.ndarray, shares: np.ndarray, promised: np.ndarray) -> tuple[float, np.ndarray]:
+    """The threshold of the average of masks [n, THUMB * THUMB], and the features of its score, float [2].
+
+    The IoU that the probabilities predict, and that which the network expects of its masks (``promised`` [n], 0 for others), the
+    mean by their shares.
+    """
+    level, expected = best_level(shares @ thumbs)
+    return level, np.array([expected, (shares @ promised) / (shares[promised > 0].sum() + 1e-6)])
+
+
 def _overlap(masks: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The IoU of soft masks [n, THUMB * THUMB] with one other or with one each."""
     return np.minimum(masks, others).sum(1) / (np.maximum(masks, others).sum(1) + 1e-6)
@@ -171,19 +188,23 @@ def _overlap(masks: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
     region = around(box, (picture.shape[0], picture.shape[1]), BOX_MARGIN)
-    mean, level, expected = cut_box(picture, box, region, seed)
+    mean, level, signs = cut_box(picture, box, region, seed)
+    score = round(float(np.clip(BOX_CALIBRATION[0] + signs @ BOX_CALIBRATION[1:], 0.0, 0.95)), 3)
+    if not (mean > level).any():
+        # The network sees no object. What differs from its surroundings in colour is returned all the same, with the low score.
+        return dataclasses.replace(grabcut.by_box(picture, box, seed), score=score, method="mobilenet")
     left, top, right, bottom = region
     small = cv2.resize(picture[top:bottom, left:right], mean.shape[::-1], interpolation=cv2.INTER_AREA)
     if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < MIN_BOX_CONTRAST:
         raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
-    score = float(np.clip(BOX_CALIBRATION[0] + BOX_CALIBRATION[1] * expected, 0.0, 0.95))
-    return Segment(_outline(picture, region, mean + np.float32(0.5 - level), None), round(score, 3), "mobilenet")
+    return Segment(_outline(picture, region, mean + np.float32(0.5 - level), None), score, "mobilenet")
 
 
-def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[np.ndarray, float, float]:
-    """The object of a box over ``region``: a map of probabilities, float32 [h, w], its threshold and expected IoU.
+def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[np.ndarray, float, np.ndarray]:
+    """The object of a box over ``region``: a map of probabilities, float32 [h, w], its threshold, and the features of its score.
 
-    The map is the mean of the network's masks, each by its expected IoU, and of the GrabCut that starts from them.
+    The map is the mean of the network's masks, each by its expected IoU, and of the GrabCut that starts from them. Features [2]:
+    the IoU that the probabilities predict, and that which the network expects.
     """
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
@@ -191,14 +212,16 @@ def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[
     looks = [candidates(picture, region, None, box, mirrored) for mirrored in (False, True)]
     masks, scores = (np.concatenate(parts) for parts in zip(*looks, strict=True))
     shares = np.exp((scores - scores.max()) / BOX_TEMPERATURE)
-    network = cv2.resize(np.tensordot(shares / shares.sum(), masks, 1), (width, height), interpolation=cv2.INTER_LINEAR)
+    shares /= shares.sum()
+    network = cv2.resize(np.tensordot(shares, masks, 1), (width, height), interpolation=cv2.INTER_LINEAR)
     across, down = width / (right - left), height / (bottom - top)
     allowed = np.zeros((height, width), bool)
     x0, y0 = round((box[0] - left) * across), round((box[1] - top) * down)
     allowed[y0 : max(y0 + 1, round((box[3] - top) * down)), x0 : max(x0 + 1, round((box[2] - left) * across))] = True
     refined = grabcut.refine(small, network, allowed, seed)
-    mean = np.where(allowed, (network + refined) / 2, 0).astype(np.float32)
-    return mean, *best_level(mean)
+    mean = np.where(allowed, (1 - GRABCUT) * network + GRABCUT * refined, 0).astype(np.float32)
+    level, expected = best_level(mean)
+    return mean, level, np.array([expected, shares @ scores])
 
 
 def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:

@@ -185,6 +185,34 @@ def test_the_level_is_that_of_the_highest_expected_overlap():
     assert expected == pytest.approx(20 / 24.2, abs=1e-5)
 
 
+def test_a_box_in_which_the_network_sees_nothing_has_a_low_score(monkeypatch):
+    picture = np.full((200, 300, 3), (30, 60, 90), np.uint8)
+    picture[60:140, 100:200] = (220, 180, 40)
+    box = [0.3, 0.27, 0.7, 0.73]
+    nothing = np.zeros((3, mobilenet.SIDE // 2, mobilenet.SIDE // 2), np.float32), np.full(3, 0.01, np.float32)
+    monkeypatch.setattr(mobilenet, "candidates", lambda *_, **__: nothing)
+    result, _ = call(picture, box=box)
+    (record,) = result.data["objects"]
+    assert record["area"] == pytest.approx(8000, rel=0.05)
+    assert record["score"] < 0.2
+    assert "unsure" in result.text
+    assert call(np.full((200, 300, 3), (30, 60, 90), np.uint8), box=box)[0].code == "nothing_found"
+
+
+def test_masks_that_agree_are_surer_than_masks_that_differ():
+    side = mobilenet.THUMB
+    rows, columns = np.mgrid[:side, :side]
+    discs = [(np.hypot(columns - x, rows - 32) < 12).astype(np.float32).ravel() for x in (20, 32, 44)]
+    shares, promised = np.full(3, 1 / 3), np.array([0.9, 0.5, 0.0])  # the third is a classical proposal
+    level, same = mobilenet.certainty(np.stack([discs[1]] * 3), shares, promised)
+    assert 0 < level < 1
+    np.testing.assert_allclose(same, (1.0, 0.7), atol=1e-4)
+    _, different = mobilenet.certainty(np.stack(discs), shares, promised)
+    assert different[0] < 0.7
+    assert different[1] == same[1]
+    assert min(mobilenet.CALIBRATION[1:]) > 0
+
+
 def test_a_low_score_is_called_unsure():
     """A point on a wall, where nothing is an object, and a coin."""
     wall = np.repeat(skimage.data.brick()[..., None], 3, 2)

@@ -1,0 +1,158 @@
+"""The views on which the packaged segmenter is trained, and that its network can be trained further."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import segmenter_data as data
+import skimage.data
+from PIL import Image
+
+from pixelis.operations import mobilenet
+
+
+def photograph() -> data.View:
+    """A disc and a small square on a photograph."""
+    picture = np.ascontiguousarray(skimage.data.coffee()[:400, :600])
+    masks = np.zeros((2, 400, 600), np.uint8)
+    cv2.circle(masks[0], (150, 250), 60, 1, -1)
+    masks[1, 60:100, 480:520] = 1
+    return data.View(picture, masks > 0)
+
+
+def test_pictures_of_excluded_folders_are_not_trained_on(tmp_path: Path):
+    names = "coffee", "chelsea", "rocket", "astronaut"
+    pictures = {name: np.ascontiguousarray(getattr(skimage.data, name)()) for name in names}
+    height, width = pictures["coffee"].shape[:2]
+    Image.fromarray(pictures["coffee"]).resize((width // 2, height // 2)).save(tmp_path / "smaller.jpg", quality=60)
+    Image.fromarray(pictures["rocket"][:, ::-1]).save(tmp_path / "mirrored.jpg")
+    views = [data.View(picture, np.ones((1, *picture.shape[:2]), bool)) for picture in pictures.values()]
+    kept = data.unseen(views, [tmp_path])
+    assert [name for name, view in zip(names, views, strict=True) if any(view is k for k in kept)] == ["chelsea", "astronaut"]
+
+
+@pytest.mark.parametrize("framing", ["whole", "point", "box"])
+def test_a_crop_contains_the_framed_object_whole(framing: str):
+    rng, whole = np.random.default_rng(3), photograph()
+    shares = []
+    for _ in range(30):
+        view = data.crop(whole, 96, framing, rng)
+        if view is None:
+            continue
+        assert view.picture.shape == (96, 96, 3)
+        inside = view.masks[0]
+        shares.append(inside.mean())
+        w, h = cv2.boundingRect(inside.astype(np.uint8))[2:]
+        filled = inside.sum() / (w * h)
+        assert filled == pytest.approx(1.0, abs=0.1) or filled == pytest.approx(np.pi / 4, abs=0.1)  # square, disc
+    assert len(shares) > 10
+    if framing == "box":
+        # The surroundings are about .35 of the box on each side, which inference takes too.
+        assert min(shares) > 0.5 * np.pi / 4 / (1 + 2 * mobilenet.BOX_MARGIN) ** 2
+    if framing == "whole":
+        assert min(shares) < 0.1
+
+
+def test_a_wrong_box_holds_no_object_or_cuts_one():
+    rng, whole = np.random.default_rng(3), photograph()
+    empty, cuts = 0, 0
+    for _ in range(60):
+        view = data.wrong_box(whole, 96, rng)
+        if view is None:
+            continue
+        box, *objects = view.masks
+        x, y, w, h = cv2.boundingRect(box.astype(np.uint8))
+        assert box[y : y + h, x : x + w].mean() > 0.99  # but for the corners
+        if objects:
+            cuts += 1
+            (cut,) = objects
+            assert (cut & box).any()
+            left, top, across, down = cv2.boundingRect(cut.astype(np.uint8))
+            both = max(0, min(x + w, left + across) - max(x, left)) * max(0, min(y + h, top + down) - max(y, top))
+            # What of the object is out of view makes its box smaller than it is.
+            assert both / (w * h + across * down - both) < data.LARGEST_CUT + 0.25
+        else:
+            empty += 1
+    assert empty > 10
+    assert cuts > 10
+
+
+def test_the_score_of_a_wrong_box_is_trained_to_be_low():
+    import torch
+    from train_segmenter import Batch, loss_of
+
+    interior, disc = np.zeros((2, 32, 32), np.float32)
+    interior[8:24, 0:8] = 1
+    rows, columns = np.mgrid[:32, :32]
+    disc[np.hypot(columns - 12, rows - 16) < 10] = 1
+    target = torch.from_numpy(disc)[None, None]
+    logits = (20 * target - 10).repeat(1, 3, 1, 1)  # the network outlines the whole object although the box cuts it
+    batch = Batch(
+        torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 16, 16), target, torch.from_numpy(interior)[None, None], torch.zeros(1)
+    )
+    surest, iou, _ = loss_of(logits, torch.full((1, 3), 5.0), batch)
+    doubtful, _, _ = loss_of(logits, torch.full((1, 3), -1.0), batch)
+    assert iou.max() < 0.4
+    assert doubtful < surest
+    nothing = Batch(batch.picture, batch.prompts, torch.zeros_like(target), batch.within, torch.ones(1))
+    assert loss_of(-logits.abs(), torch.zeros(1, 3), nothing)[0] < loss_of(logits, torch.zeros(1, 3), nothing)[0]
+
+
+def test_polygons_of_instances_are_masks_and_crowds_are_left_out(tmp_path: Path):
+    Image.fromarray(np.full((100, 200, 3), 90, np.uint8)).save(tmp_path / "a.jpg")
+    square = [[20.0, 20.0, 60.0, 20.0, 60.0, 60.0, 20.0, 60.0], [100.0, 20.0, 140.0, 20.0, 140.0, 60.0, 100.0, 60.0]]
+    crowd = {"image_id": 7, "iscrowd": 1, "segmentation": {"counts": [], "size": [100, 200]}}
+    notes = {
+        "images": [{"id": 7, "file_name": "a.jpg", "width": 200, "height": 100}],
+        "annotations": [{"image_id": 7, "iscrowd": 0, "segmentation": square}, crowd],
+    }
+    (tmp_path / "notes.json").write_text(json.dumps(notes))
+    (view,) = data.coco_instances(tmp_path, tmp_path / "notes.json")
+    (mask,) = view.masks
+    assert mask.sum() == pytest.approx(2 * 40 * 40, rel=0.06)
+
+
+def test_separate_pieces_of_a_mask_are_objects_and_specks_are_not(tmp_path: Path):
+    mask = np.zeros((120, 160), np.uint8)
+    mask[20:80, 20:60] = mask[30:80, 90:130] = 255
+    mask[110:114, 10:14] = 255
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    Image.fromarray(np.full((120, 160, 3), 90, np.uint8)).save(tmp_path / "images" / "a.jpg")
+    Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
+    (view,) = data.masked_photographs(tmp_path / "images", tmp_path / "masks")
+    assert [np.count_nonzero(piece) for piece in view.masks] == [60 * 40, 50 * 40]
+
+
+def test_a_box_prompt_surrounds_its_object_and_a_point_lies_on_it():
+    rng = np.random.default_rng(0)
+    mask = cv2.resize(photograph().masks[0].astype(np.uint8), (96, 96)) > 0
+    x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
+    for _ in range(20):
+        point, box = data.sample_prompt(mask, False, rng)
+        assert box is None
+        assert point is not None
+        assert mask[int(point[1]), int(point[0])]
+        point, box = data.sample_prompt(mask, True, rng)
+        assert point is None
+        assert box is not None
+        assert np.abs(np.array(box) - (x, y, x + w, y + h)).max() < 0.25 * max(w, h)
+
+
+def test_the_packaged_network_is_loaded_for_further_training():
+    pytest.importorskip("onnx")
+    import torch
+    from segmenter_model import load
+
+    picture = np.ascontiguousarray(skimage.data.coffee()[:256, :256])
+    masks, scores = mobilenet.candidates(picture, (0, 0, 256, 256), (120.0, 130.0), None)
+    with torch.no_grad():
+        same, equal = load(mobilenet.WEIGHTS).eval()(
+            torch.from_numpy(picture[None]).float(), torch.from_numpy(mobilenet.prompt(256, (120.0, 130.0), None)[None])
+        )
+    np.testing.assert_allclose(masks, same[0].numpy(), atol=1e-3)
+    np.testing.assert_allclose(scores, equal[0].numpy(), atol=1e-3)
