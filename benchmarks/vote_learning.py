@@ -1,7 +1,7 @@
 """How much does a service learn from its own votes, and how much would it learn from true labels?
 
     python -m benchmarks.vote_learning --adapter CHECKPOINT [--shifts warm brightness:4 frost:2] [--seeds 42 1337 2024]
-        [--arms service labels votes ttrl] [--requests 1000] [--questions 800] [--set evolution.gate=0.5]
+        [--arms service rehearsal labels votes ttrl] [--requests 1000] [--questions 800] [--set evolution.gate=0.5]
         [--dir runs/vote_learning]
 
 The policy of the checkpoint samples eight answers to each of the changed, unlabelled pictures of a seed. Every arm learns from
@@ -11,6 +11,7 @@ differ in what they learn alone. `--questions 0` only counts how often votes are
 A shift is one of the card world or KIND:SEVERITY of ImageNet-C's corruptions. Trials that DIR has already are not run again.
 
 - ``service``: the votes of the quickstart's service, with its augmentations.
+- ``rehearsal``: the same with a memory, of requests about unchanged pictures and those learnt so far, that each update rehearses.
 - ``labels``: the same episodes and updates, but true answers instead of votes.
 - ``votes``: the vote of samples without augmentations, whose own answers are learnt (self-distillation).
 - ``ttrl``: policy gradient on the majority of samples without augmentations, as TTRL (arXiv 2504.16084) does.
@@ -24,7 +25,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import agreeing, as_group, relabel
 from pixelis.evolution.vote import vote
+from pixelis.memory import priority
 from pixelis.policy.adapters import Adapter, load_adapter
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.samples import from_trajectory
@@ -48,11 +50,14 @@ from pixelis.records import Group, Question, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
 
 GROUP = 8
+HISTORY = 300
+"""Requests about unchanged pictures that the memory of the arm ``rehearsal`` begins with."""
 AT_ONCE = 64
 """Questions whose episodes run together."""
 PLAIN = ["serve.augmentations=[]", "evolution.vote.strategy=majority"]
 ARMS: dict[str, list[str]] = {
     "service": [],
+    "rehearsal": ["evolution.rehearse=32"],
     "labels": [],
     "votes": [*PLAIN, "evolution.gate=0.6"],
     "ttrl": [*PLAIN, "evolution.gate=0", "evolution.objective=policy"],
@@ -115,9 +120,40 @@ def accuracy(config: Config, generator: LocalGenerator, adapter: Adapter, questi
     return [float(is_right(group[0].trajectory.answer, q)) for group, q in zip(answers, questions, strict=True)]
 
 
-def learn(config: Config, labelled: Sequence[tuple[Request, str]]) -> tuple[Adapter, int]:
-    """The adapter to serve after one pass over requests and their labels, and the number of updates."""
-    e = config.evolution
+class Remembered(NamedTuple):
+    """What the memory keeps of a request: the elected episode, its views and its confidence."""
+
+    group: Group
+    views: dict[str, Any]
+    confidence: float
+
+
+def remember(config: Config, request: Request, label: str) -> Remembered:
+    """The request as an experience: its first episode that gave the label."""
+    group = request.group(config, label)
+    assert group is not None
+    elected = agreeing(group.trajectories, label)[0].model_copy(update={"advantage": None})
+    (views,) = (episode.views for episode in request.episodes if episode.trajectory.id == elected.id)
+    single = group.model_copy(update={"id": elected.id, "trajectories": [elected]})
+    return Remembered(single, {elected.id: views}, request.verdict(config).confidence)
+
+
+def rehearsed(known: Sequence[Remembered], count: int, rng: np.random.Generator) -> list[Remembered]:
+    """A draw by the priority that the service gives to experiences."""
+    priorities = np.array([0.5 * (1 - item.confidence) + 0.25 for item in known])
+    return [known[i] for i in np.argsort(priority.keys(priorities, rng))[:count]]
+
+
+def learn(
+    config: Config, labelled: Sequence[tuple[Request, str]], history: Sequence[tuple[Request, str]] = ()
+) -> tuple[Adapter, int]:
+    """The adapter to serve after one pass over requests and their labels, and the number of updates.
+
+    With ``evolution.rehearse`` each update also imitates what was learnt before, of ``history`` and of these requests.
+    """
+    e, rng = config.evolution, np.random.default_rng(config.run.seed)
+    known = [remember(config, *pair) for pair in history] if e.rehearse else []
+    batch: list[tuple[Request, str]] = []
     trainer = Trainer(
         config.policy,
         config.learner,
@@ -133,7 +169,12 @@ def learn(config: Config, labelled: Sequence[tuple[Request, str]]) -> tuple[Adap
             continue
         groups.append(group)
         views.append({episode.trajectory.id: episode.views for episode in request.episodes})
-        if len(groups) == e.batch:
+        batch.append((request, label))
+        if len(batch) == e.batch:
+            drawn = rehearsed(known, e.rehearse, rng)
+            groups += [item.group for item in drawn]
+            views += [item.views for item in drawn]
+            known += [remember(config, *pair) for pair in batch] if e.rehearse else []
             sampled = [
                 from_trajectory(t, shown[t.id])
                 for group, shown in zip(groups, views, strict=True)
@@ -146,7 +187,7 @@ def learn(config: Config, labelled: Sequence[tuple[Request, str]]) -> tuple[Adap
             else:
                 metrics = trainer.update(sampled, "policy", **options)
             updates += not metrics["evolve/skipped"]
-            groups, views = [], []
+            groups, views, batch = [], [], []
     adapter = trainer.served()
     trainer.close()
     return adapter, updates
@@ -211,6 +252,14 @@ def run_seed(
     def questions(split: str, number: int, count: int, change: str = shift) -> list[Question]:
         return list(read_questions(source_of(split, number, change), limit=count, epochs=1))
 
+    def ask(stream: list[Question], config: Config) -> list[Request]:
+        use(generator, start)
+        generator.augmentations = list(config.serve.augmentations)
+        asked = [Request(q, e) for q, e in zip(stream, answer(config, generator, stream, GROUP), strict=True)]
+        generator.augmentations = []
+        return asked
+
+    history: list[tuple[Request, str]] = []
     tests, before = dict[str, list[Question]](), dict[str, list[float]]()
     collected = dict[tuple[str, ...], list[Request]]()
     for arm, config in configs.items():
@@ -224,15 +273,16 @@ def run_seed(
             generator.augmentations = []
             before = {name: accuracy(config, generator, start, test) for name, test in tests.items()}
         if (key := tuple(config.serve.augmentations)) not in collected:
-            use(generator, start)
-            generator.augmentations, stream = list(key), questions("validation", seed, args.requests)
-            collected[key] = [Request(q, e) for q, e in zip(stream, answer(config, generator, stream, GROUP), strict=True)]
-            generator.augmentations = []
+            collected[key] = ask(questions("validation", seed, args.requests), config)
+        if config.evolution.rehearse and not history:
+            history, _ = labels_of(
+                config, arm, ask(questions("validation", seed + 1000, min(HISTORY, args.requests), ""), config)
+            )
         taught, row = labels_of(config, arm, collected[key])
         if not args.questions:
             report.row(f"{shift} {seed} {arm}", row)
             continue
-        adapter, updates = learn(config, taught)
+        adapter, updates = learn(config, taught, history)
         result: dict[str, Any] = {**row, "updates": updates}
         for name, test in tests.items():
             after = accuracy(config, generator, adapter, test)

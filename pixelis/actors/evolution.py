@@ -27,6 +27,7 @@ from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Promotion
+from pixelis.actors.rehearsal import Rehearsal
 from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_intake import UpdateIntake
@@ -85,6 +86,7 @@ class Evolution:
         self.queue = UpdateQueue(config, self.counts)
         self.scoring = UpdateScoring(config, scoring)
         self.intake = UpdateIntake(config, self.queue, self.promotion, traffic, self.review_queue, self.scoring, pictures)
+        self.rehearsal = Rehearsal(e, self.memory, pictures)
         self.rate, self.beta = RateLimit(e.per_minute), AdaptiveKLController(e.guard)
         self.updates_at: deque[float] = deque()
         self.step = self.incarnation = 0
@@ -162,11 +164,13 @@ class Evolution:
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
         await self.intake.disown(experience_id, feedback)
+        self.rehearsal.forget([experience_id])
         details = {"experience": experience_id, "correct": feedback.correct, "answered": feedback.answer is not None}
         await self.monitor.note("feedback", by, "feedback", "success", details)
 
     async def forget(self, experience_ids: list[str]) -> int:
         """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
+        self.rehearsal.forget(experience_ids)
         return await self.intake.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
@@ -225,7 +229,9 @@ class Evolution:
         now = time.monotonic()
         if self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0:
             if chosen := self.queue.ready(world if self.intake.draining else self.settings.batch):
-                self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta)
+                rehearsed = self.rehearsal.take(self.promotion.withdrawn)
+                self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta, rehearsed)
+                self.rehearsal.prepare(self.queue.shares.user_cap(now))
                 self.current.step, self.current.restore = self.step, self.promotion.restore
                 self.formed_at = time.time()
                 self.rate.allow(now)

@@ -277,10 +277,10 @@ class Memory:
         """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so periodically."""
         return [id for part in await self._call_all("prune", now) for id in part]
 
-    async def sample(self, n: int, seed: int | None = None) -> Experiences:
-        """Sample at most ``n`` experiences without replacement, by priority and success, independent of sharding."""
+    async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
+        """Sample at most ``n`` experiences of a status, without replacement, by priority and success, independent of sharding."""
         seeds = np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
-        parts = await asyncio.gather(*(self._retry(i, "draw", n, int(s)) for i, s in enumerate(seeds)))
+        parts = await asyncio.gather(*(self._retry(i, "draw", n, int(s), status) for i, s in enumerate(seeds)))
         ids = [id for _, id in sorted(pair for part in parts for pair in part)[:n]]
         experiences = await asyncio.gather(*(self.get(id) for id in ids), return_exceptions=True)
         return [e for e in experiences if isinstance(e, Experience)]

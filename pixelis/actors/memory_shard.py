@@ -139,8 +139,8 @@ class MemoryShard:
     def learnt(self, ids: list[str]) -> int:
         return self.shard.learnt(ids)
 
-    def draw(self, n: int, seed: int) -> list[tuple[float, str]]:
-        return self.shard.draw(n, np.random.default_rng(seed))
+    def draw(self, n: int, seed: int, status: str | None = None) -> list[tuple[float, str]]:
+        return self.shard.draw(n, np.random.default_rng(seed), status)
 
     def delete(self, ids: list[str]) -> int:
         return self.shard.delete(ids)

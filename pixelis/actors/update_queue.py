@@ -119,8 +119,10 @@ class UpdateQueue:
         """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there are too few."""
         return self.shares.choose(self.sources(), least, self.config.evolution.batch, time.monotonic())
 
-    def batch(self, indices: Sequence[int], served: int, beta: float) -> tuple[RolloutBatch, list[QueuedTask]]:
-        """Remove the tasks at ``indices`` and form a batch of them; returns it and the tasks.
+    def batch(
+        self, indices: Sequence[int], served: int, beta: float, rehearsed: Sequence[QueuedTask] = ()
+    ) -> tuple[RolloutBatch, list[QueuedTask]]:
+        """Remove the tasks at ``indices`` and form a batch of them and ``rehearsed``; returns it and the removed tasks.
 
         ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty.
         """
@@ -130,11 +132,11 @@ class UpdateQueue:
         groups = [as_group(item.task) for item in items]
         assign_advantages(groups, self.config.rft.advantage)
         self.counts["handed"] += len(groups)
-        metrics = _metrics(groups, items, served)
+        metrics = _metrics(groups, items, served) | {"evolve/rehearsed": float(len(rehearsed))}
         rate = learning_rate(metrics["evolve/confidence"], e)
-        batch = RolloutBatch(
-            0, groups, [references(item.views) for item in items], metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta}
-        )
+        groups += [as_group(item.task) for item in rehearsed]
+        views = [references(item.views) for item in (*items, *rehearsed)]
+        batch = RolloutBatch(0, groups, views, metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta})
         batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
         return batch, items
 

@@ -175,6 +175,12 @@ class EvolutionConfig(Section):
         description="policy: rft.loss with group advantages (TTRL); answer: cross-entropy of the samples that agree",
     )
     train_samples: int = Field(2, ge=1, description="objective=answer: maximum number of samples of a task to train on")
+    rehearse: int = Field(
+        0,
+        ge=0,
+        description="objective=answer: experiences that each update imitates once more, drawn by priority from those in memory "
+        "of which an update was made; 0: none",
+    )
     call_weight: float = Field(1.0, ge=0, description="objective=answer: weight of the tokens before the last turn")
     lr: float = Field(3e-4, gt=0, description="maximum learning rate of online updates")
     lr_min: float = Field(1e-6, gt=0, description="minimum learning rate of online updates")
@@ -192,4 +198,6 @@ class EvolutionConfig(Section):
     def _ordered(self) -> EvolutionConfig:
         if self.lr_min > self.lr:
             raise ValueError(f"evolution.lr_min {self.lr_min} is above evolution.lr {self.lr}")
+        if self.rehearse and self.objective != "answer":
+            raise ValueError("evolution.rehearse imitates earlier answers: set evolution.objective=answer")
         return self

@@ -161,6 +161,10 @@ class Config(Section):
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
+        if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
+            problems.append(
+                "evolution.rehearse draws pictures from the memory: set memory.enabled and memory.pictures, or rehearse=0"
+            )
         problems += self._colocation() + self._transfer() + self._quantization()
         if not self.toolbox.has_tools and self.evaluate.operations:
             problems.append("toolbox.operations is empty but evaluate.operations is true")

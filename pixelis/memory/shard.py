@@ -299,21 +299,17 @@ class Shard:
         """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
         return [experience(row) for _, row in self.list_rows(limit, after, user)]
 
-    def draw(self, n: int, rng: np.random.Generator) -> KeyedIds:
-        """Keys and ids of a weighted sample of at most ``n`` without replacement; see ``priority.keys``."""
+    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
+        """Keys and ids of a weighted sample of at most ``n`` of a status, without replacement; see ``priority.keys``."""
         with self.database.read() as db:
-            rows = db.execute("SELECT id, priority, retrievals, successes FROM experiences ORDER BY seq").fetchall()
+            chosen = "SELECT id, priority, retrievals, successes FROM experiences WHERE ? IS NULL OR status = ? ORDER BY seq"
+            rows = db.execute(chosen, (status, status)).fetchall()
         if not rows or n < 1:
             return []
         names, *columns = zip(*rows, strict=True)
         times = keys(weights(*(np.asarray(column, float) for column in columns)), rng)
         first = np.argsort(times, kind="stable")[:n]
         return [(float(times[i]), names[i]) for i in first]
-
-    def sample(self, n: int, rng: np.random.Generator) -> Experiences:
-        """A weighted sample of at most ``n`` experiences without replacement; see ``priority.weights``."""
-        sampled = self.get([name for _, name in self.draw(n, rng)])
-        return [item for item in sampled if item is not None]
 
     @property
     def refusal(self) -> str:

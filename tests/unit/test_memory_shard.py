@@ -161,13 +161,16 @@ def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
         shard.retrieved(f"r{number}", ["e2", "e3"])
         shard.succeeded(f"r{number}", ["e3"])
     rng = np.random.default_rng(0)
-    drawn = [[e.id for e in shard.sample(3, rng)] for _ in range(300)]
+    drawn = [[name for _, name in shard.draw(3, rng)] for _ in range(300)]
     assert all(len(set(line)) == 3 for line in drawn)
     first = {name: sum(line[0] == name for line in drawn) / 300 for name in ("e0", "e1", "e2", "e3")}
     weights = {"e0": 0.01, "e1": 1.0, "e2": 0.7, "e3": 1.0}
     for name, weight in weights.items():
         assert first[name] == pytest.approx(weight / 2.71, abs=0.09)
-    assert sorted(e.id for e in shard.sample(99, rng)) == ["e0", "e1", "e2", "e3"]
+    assert sorted(name for _, name in shard.draw(99, rng)) == ["e0", "e1", "e2", "e3"]
+    assert shard.draw(99, rng, "processed") == []
+    shard.learnt(["e1", "e3"])
+    assert sorted(name for _, name in shard.draw(99, rng, "processed")) == ["e1", "e3"]
     shard.close()
 
 
