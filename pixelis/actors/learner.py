@@ -89,7 +89,6 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 
     learner = config.learner
     trainer = TorchTrainer(
@@ -113,9 +112,6 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
         # the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
-    if not datasets:  # Ray Train would start an actor for them, two seconds of a core
-        callbacks = trainer._create_default_callbacks()
-        trainer._create_default_callbacks = lambda: [c for c in callbacks if not isinstance(c, DatasetsCallback)]
     trainer.fit()
 
 

@@ -65,7 +65,6 @@ def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Mod
     A is random with `seed`, B is zero: the policy is unchanged at first. Raises the errors of `adapted_layers` and
     `ranks.ranks_of`.
     """
-    import torch.distributed.tensor  # PEFT uses it without importing it
     from peft import LoraConfig, inject_adapter_in_model
 
     from pixelis.policy.lora_linear import LoraLinear

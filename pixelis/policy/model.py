@@ -19,7 +19,6 @@ from pixelis.policy.transformers_compat import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
-    without_compiler,
 )
 from pixelis.policy.vision import batch_windows
 
@@ -102,14 +101,13 @@ def load_model(
     dtype = pick_dtype(policy.dtype, target)
     # transformers divides the weights while this object lives. Their type may differ from that of the trained adapters.
     division = HfDeepSpeedConfig({**zero3, "bf16": {"enabled": dtype == torch.bfloat16}}) if zero3 is not None else None
-    with without_compiler():
-        model, report = model_class(folder).from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=pick_attention(policy.attention, target),
-            output_loading_info=True,
-            **checkpoint_names(folder),
-        )
+    model, report = model_class(folder).from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation=pick_attention(policy.attention, target),
+        output_loading_info=True,
+        **checkpoint_names(folder),
+    )
     del division
     _restore_frequencies(model)
     if names := sorted(str(k) for k in (*report["missing_keys"], *report["mismatched_keys"])):
