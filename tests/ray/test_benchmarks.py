@@ -37,7 +37,7 @@ LONG = {
     "learning_trap",
     "operations",
 }
-LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
+LONG |= {"memory", "one_copy", "rank_recovery", "robustness", "service", "soak", "vote_learning"}
 """Benchmarks whose smoke run takes half a minute, most of it to start jobs or models."""
 OWN_PROCESS = {"memory"}
 """Benchmarks that fork, which is unsafe in a process with Ray's threads."""
