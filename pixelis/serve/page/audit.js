@@ -5,6 +5,8 @@ import { h, isNumber, number, percent, plural, foreignText, asWords, timeAgo } f
 const MAX_LINES = 30;
 const RESULTS = { success: "done", failure: "failed", refused: "refused", skipped: "skipped" };
 
+const isUndecided = (event) => event.result === "skipped" && ["canary", "promotion"].includes(event.event);
+
 /** What happened, by event and action; null where the event's own name has to do. */
 function sentence(event) {
   const d = event.details ?? {};
@@ -23,7 +25,7 @@ function sentence(event) {
       if (event.action === "judge_traffic") return `Asked ${version} questions of users: ${percent(d.accuracy)} as they were answered`;
       return `Tested ${version}${event.action === "watch" ? " again" : ""}: ${percent(d.accuracy)} right`;
     case "promotion":
-      return event.result === "refused" ? `Did not let ${version} answer` : `Let ${version} answer`;
+      return event.result === "success" ? `Let ${version} answer` : `Did not let ${version} answer${event.action === "wait" ? " yet" : ""}`;
     case "rollback":
       return `Went back from version ${number(d.before)} to ${version}`;
     case "review":
@@ -47,6 +49,6 @@ export function auditTable(events) {
     h("tbody", {}, newest.map((e) => h("tr", {},
       h("td", { "data-label": "When" }, timeAgo(e.time)), h("td", { "data-label": "Who" }, foreignText(e.actor ?? "", 80)),
       h("td", { "data-label": "What" }, sentence(e) ?? foreignText([e.event, e.action].filter((word, i, all) => word && all.indexOf(word) === i).map(asWords).join(": "), 120)),
-      h("td", { "data-label": "Result", class: e.result === "success" ? "" : "wrong" }, RESULTS[e.result] ?? foreignText(asWords(e.result ?? ""), 80)),
+      h("td", { "data-label": "Result", class: ["failure", "refused"].includes(e.result) ? "wrong" : "" }, isUndecided(e) ? "not decided" : RESULTS[e.result] ?? foreignText(asWords(e.result ?? ""), 80)),
       h("td", {}, Object.keys(e.details ?? {}).length ? h("details", {}, h("summary", {}, "Details"), h("small", {}, foreignText(e.details, 600))) : ""))))));
 }

@@ -64,12 +64,13 @@ export function versionTable({ versions, served, canary, learnt, readOnly, order
     const source = learnt.find((entry) => entry.version === v.version);
     const [state, kind] = stateOf(v, served, judged);
     const button = (action, words, danger) => h("button", { type: "button", class: danger ? "danger" : "", "data-focus": `${action}-${v.version}`, onclick: () => order(action, v.version) }, words);
+    const first = v.version > 0 && v.step === 0 && !source; // the learner publishes the weights from which it begins
     const back = v.version < served && v.status === "promoted";
     return h("tr", { class: v.version === served ? "served" : "" },
       h("th", { scope: "row" }, `Version ${v.version}`),
       h("td", { "data-label": "State" }, h("span", { class: `pill ${kind}` }, state), ["refuse", "wait"].includes(judged?.decision) && h("p", {}, h("small", {}, REASONS[judged.reason] ?? asWords(judged.reason ?? "")))),
-      h("td", { "data-label": "Learnt from" }, v.version === 0 ? "nothing yet: the policy as it was trained" : source ? learntFrom(source) : "–"),
-      h("td", { "data-label": "Test" }, judged ? testResult(judged) : v.version === 0 ? "the others are measured against it" : "–"),
+      h("td", { "data-label": "Learnt from" }, v.version === 0 ? "nothing yet: the policy as it was trained" : first ? "nothing yet: where learning began" : source ? learntFrom(source) : "–"),
+      h("td", { "data-label": "Test" }, judged ? testResult(judged) : v.version === 0 ? "the others are measured against it" : first ? "none: it answers as the version before" : "–"),
       h("td", { "data-label": "When" }, timeAgo(v.created_at)),
       h("td", { class: "actions" }, readOnly || v.version === served ? null : back ? button("rollback", "Go back to this", true) : v.status !== "rolled_back" ? button("promote", "Serve this") : null));
   });
