@@ -69,6 +69,7 @@ export function verdictCard(reply, seconds, readOnly) {
     answered ? h("p", { class: "final" }, foreignText(reply.answer)) : h("p", { class: "final none" }, "No answer"),
     !answered && h("p", {}, STOPS[stop] ? `No answer had enough votes. The sample shown stopped because ${STOPS[stop]}.` : "No answer had enough votes."),
     h("p", { class: "confidence" }, "Confidence ", h("b", {}, percent(confidence)), meter),
+    h("p", {}, h("small", {}, "How far the votes agree.")),
     verdict.reason && verdict.reason !== "no_answer" ? h("p", { class: "reason" }, `Note: ${REASONS[verdict.reason] ?? asWords(verdict.reason)}.`) : null,
     h("h3", {}, "Votes"), bars(verdict) ?? h("p", { class: "missing" }, "No sample voted."),
     verdict.votes?.some((vote) => vote.source === "neighbour") && h("p", {}, h("small", {}, h("i", { class: "key hatched" }), " hatched: similar stored questions")),
