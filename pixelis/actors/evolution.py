@@ -229,7 +229,7 @@ class Evolution:
         now = time.monotonic()
         if self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0:
             if chosen := self.queue.ready(world if self.intake.draining else self.settings.batch):
-                rehearsed = self.rehearsal.take(self.promotion.withdrawn)
+                rehearsed = self.rehearsal.take(self.promotion.withdrawn, self.intake.forgotten)
                 self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta, rehearsed)
                 self.rehearsal.prepare(self.queue.shares.user_cap(now))
                 self.current.step, self.current.restore = self.step, self.promotion.restore

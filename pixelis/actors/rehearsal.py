@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 
@@ -18,12 +17,13 @@ from pixelis.actors.update_pictures import UpdatePictures
 from pixelis.actors.update_queue import QueuedTask
 from pixelis.config import EvolutionConfig
 from pixelis.errors import PixelisError
+from pixelis.evolution.shares import most_tasks
 from pixelis.evolution.vote import called_wrong
 from pixelis.records import Experience, UpdateTask
 
 log = logging.getLogger(__name__)
 SURPLUS = 2
-"""Experiences drawn for each that is wanted: some have no pictures, or too many are of one user."""
+"""Experiences drawn for each that updates need: some have no pictures, or too many are of one user."""
 
 
 class Rehearsal:
@@ -35,25 +35,29 @@ class Rehearsal:
     def __init__(self, config: EvolutionConfig, memory: Memory | None, pictures: UpdatePictures):
         self.count = config.rehearse if memory is not None else 0
         self.memory, self.pictures = memory, pictures
-        self.drawn: list[QueuedTask] = []
+        self.items: list[QueuedTask] = []
         self.drawing: asyncio.Task[None] | None = None
 
     def prepare(self, cap: float) -> None:
         """Draw for the next update, in the background; no user has more than the share ``cap`` of what is drawn."""
-        if self.count and not self.drawn and (self.drawing is None or self.drawing.done()):
+        if self.count and not self.items and (self.drawing is None or self.drawing.done()):
             self.drawing = asyncio.create_task(self._draw(cap))
 
-    def take(self, withdrawn: Container[int]) -> list[QueuedTask]:
-        """What was drawn by now, each with one trajectory and without an advantage; not what ``withdrawn`` versions answered."""
-        drawn, self.drawn = self.drawn, []
-        return [item for item in drawn if item.task.trajectories[0].policy_version not in withdrawn]
+    def take(self, withdrawn: Container[int], forgotten: Container[str]) -> list[QueuedTask]:
+        """What was drawn by now, each with one trajectory and without an advantage.
+
+        Not what ``withdrawn`` versions answered, nor the experiences ``forgotten``, which the memory may still have had.
+        """
+        items, self.items = self.items, []
+        current = [item for item in items if item.task.trajectories[0].policy_version not in withdrawn]
+        return [item for item in current if item.task.experience_id not in forgotten]
 
     def forget(self, experience_ids: Iterable[str]) -> None:
         """Drop these experiences: they are deleted, or feedback calls them wrong. A running draw may have them: it is ended."""
         if self.drawing is not None:
             self.drawing.cancel()
         unwanted = set(experience_ids)
-        self.drawn = [item for item in self.drawn if item.task.experience_id not in unwanted]
+        self.items = [item for item in self.items if item.task.experience_id not in unwanted]
 
     async def _draw(self, cap: float) -> None:
         assert self.memory is not None
@@ -61,11 +65,11 @@ class Rehearsal:
             experiences = await self.memory.sample(SURPLUS * self.count, status="processed")
             chosen = within_share([e for e in experiences if usable(e)], self.count, cap)
             stored = await asyncio.gather(*(self.memory.pictures(e.id) for e in chosen))
-            self.drawn = await asyncio.to_thread(self._items, list(zip(chosen, stored, strict=True)))
+            self.items = await asyncio.to_thread(self._load, list(zip(chosen, stored, strict=True)))
         except (PixelisError, RayError) as error:  # the update goes on without
             log.warning("nothing is rehearsed: %s", error)
 
-    def _items(self, pairs: list[tuple[Experience, Mapping[str, bytes]]]) -> list[QueuedTask]:
+    def _load(self, pairs: list[tuple[Experience, Mapping[str, bytes]]]) -> list[QueuedTask]:
         items = []
         for experience, stored in pairs:
             images = [image.id for image in experience.trajectory.images]
@@ -86,7 +90,7 @@ def within_share(experiences: Iterable[Experience], most: int, cap: float) -> li
     """The first ``most`` experiences of which no user has more than the share ``cap``, 0..1, of ``most``."""
     counts, chosen = Counter[str | None](), list[Experience]()
     for experience in experiences:
-        if len(chosen) < most and counts[experience.user] < math.ceil(cap * most - 1e-9):
+        if len(chosen) < most and counts[experience.user] < most_tasks(cap, most):
             counts[experience.user] += 1
             chosen.append(experience)
     return chosen

@@ -149,9 +149,9 @@ class Shares:
     def _completable(self, counts: Counter[str], size: int) -> bool:
         """Whether the users in the window could fill the candidate's other batches after one that makes its tasks ``counts``."""
         others = self.config.canary.every - self.batches % self.config.canary.every - 1
-        in_batch = _tasks(self.cap, size)
+        in_batch = most_tasks(self.cap, size)
         for n in range(1, others + 1):
-            in_candidate = _tasks(self.cap, counts.total() + n * size)
+            in_candidate = most_tasks(self.cap, counts.total() + n * size)
             if sum(min(n * in_batch, in_candidate - counts[user]) for user in self.seen) < n * size:
                 return False
         return True
@@ -205,7 +205,7 @@ class _Cap:
     """A cap on the tasks of one name in a batch of ``size`` and in the candidate, whose ``earlier`` tasks are counted."""
 
     def __init__(self, share: float, size: int, earlier: Counter[str]):
-        self.in_batch, self.in_candidate = _tasks(share, size), _tasks(share, earlier.total() + size)
+        self.in_batch, self.in_candidate = most_tasks(share, size), most_tasks(share, earlier.total() + size)
         self.earlier, self.counts = earlier, Counter[str]()
 
     def admits(self, name: str) -> bool:
@@ -213,7 +213,8 @@ class _Cap:
         return self.counts[name] < min(self.in_batch, self.in_candidate - self.earlier[name])
 
 
-def _tasks(share: float, tasks: int) -> int:
+def most_tasks(share: float, tasks: int) -> int:
+    """The largest number of ``tasks`` that is within a share (0..1) of them, rounded up."""
     return math.ceil(share * tasks - 1e-9)
 
 

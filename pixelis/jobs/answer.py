@@ -227,7 +227,7 @@ def settings_of(config: Config, url: str | None) -> str:
 
 def show_calibration(config: Config, options: Options, path: Path, configured: Calibration | None) -> None:
     """Print how often the answers in ``path`` of which confidence are right, and the calibration fitted to them. BadInput."""
-    confidences, right = answered(config, options, path)
+    confidences, right = correctness(config, options, path)
     fitted, unseen = fit(confidences, right)
     print(f"{len(right)} answers, {sum(right) / len(right):.3f} of them right\n\nanswers  confidence  right")
     for part in bins(confidences, right):
@@ -241,8 +241,8 @@ def show_calibration(config: Config, options: Options, path: Path, configured: C
     print(f"\nevolution.vote.calibration=[{fitted[0]},{fitted[1]}]")
 
 
-def answered(config: Config, options: Options, path: Path) -> tuple[list[float], list[bool]]:
-    """Confidence and correctness of the elected answers in ``path`` whose questions have true answers."""
+def correctness(config: Config, options: Options, path: Path) -> tuple[list[float], list[bool]]:
+    """Confidence (0..1) and correctness of each elected answer in ``path`` whose question has true answers."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     elected = {row["number"]: row for row in rows if row["error"] is None and not row["verdict"]["reason"]}
     rewards, services, truths = config.rewards, shared_services(config.rewards), dict[str, Labels]()

@@ -97,14 +97,15 @@ def test_what_was_learnt_is_rehearsed_until_it_is_deleted_or_called_wrong(placed
     ray.get(evolution.feedback.remote("a", Feedback(correct=False)))
     ray.get(evolution.forget.remote(["b"]))
     assert names(update(evolution, 2)) == ["new-2-a", "new-2-b"]
+    assert "b" not in names(update(evolution, 3)), "the memory had it for longer: it is deleted there last"
 
 
 def test_answers_of_a_withdrawn_version_are_dropped() -> None:
     rehearsal = Rehearsal(EvolutionConfig(), None, UpdatePictures())
     for withdrawn, count in ({0}, 0), ({1}, 1):
-        rehearsal.drawn = [QueuedTask(as_task(entry("a").experience), {}, "")]
-        assert len(rehearsal.take(withdrawn)) == count
-        assert rehearsal.take(withdrawn) == []
+        rehearsal.items = [QueuedTask(as_task(entry("a").experience), {}, "")]
+        assert len(rehearsal.take(withdrawn, ())) == count
+        assert rehearsal.take(withdrawn, ()) == []
 
 
 def test_no_user_has_more_than_its_share() -> None:
