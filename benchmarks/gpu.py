@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -74,16 +75,19 @@ def learner_step(part: Part, family: str, size: str, full: bool, **policy: Any) 
         **policy,
     )
     gpus = float(part.device.type == "cuda")
+    gc.collect()  # the model before this one
+    if gpus:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     learner = config.LearnerConfig(row_tokens=tokens, rows=1, gpus=gpus, lr=1e-5, warmup=0.0, zero_stage=0)
     trainer = Trainer(settings, learner, total_steps=steps, device=part.device)
     batch = episodes(trainer.spec, 4, tokens, 4096 if part.smoke else 1_000_000)
     metrics: dict[str, float] = {}
-    if gpus:
-        torch.cuda.reset_peak_memory_stats()
     for _ in range(steps):
         metrics = trainer.update(batch)
     if gpus:
-        metrics["peak_bytes"] = float(torch.cuda.max_memory_allocated())
+        metrics["peak_bytes"] = float(torch.cuda.max_memory_allocated() - before)
     arch = Architecture(settings.model, torch.bfloat16)
     metrics["estimated_bytes"] = float(sum(estimate.learner_memory(arch, settings, learner)[0].values()))
     trainer.close()
@@ -95,17 +99,22 @@ def learner(part: Part) -> None:
     for family in ("qwen2_5_vl", "qwen3_vl"):
         for size, full in (("0.5b", True), ("3b", False), ("3b", True)):
             name = f"{family} {size} {'all parameters' if full else 'adapters'}"
-            m = learner_step(part, family, size, full)
-            part.figure(
-                f"{name}: loss is finite", bool(np.isfinite(m["policy/loss"])), bool(np.isfinite(m["policy/loss"])), "yes"
-            )
-            part.figure(f"{name}: tokens/s", m["learner/tokens_per_s"])
-            if "learner/mfu" in m:
-                mfu = m["learner/mfu"]
-                part.figure(f"{name}: MFU", mfu, mfu >= 0.35 if size == "3b" and full else None, ">= .35" if full else "")
-            if "peak_bytes" in m:
-                ratio = m["peak_bytes"] / m["estimated_bytes"]
-                part.figure(f"{name}: peak memory / estimate", ratio, abs(ratio - 1) <= 0.1, "within .1")
+            with part.attempt(name):
+                learner_figures(part, name, learner_step(part, family, size, full), size == "3b" and full)
+
+
+def learner_figures(part: Part, name: str, m: dict[str, float], is_goal: bool) -> None:
+    """Figures of a model. is_goal: its MFU has a goal."""
+    is_finite = bool(np.isfinite(m["policy/loss"]))
+    part.figure(f"{name}: loss is finite", is_finite, is_finite, "yes")
+    part.figure(f"{name}: tokens/s", m["learner/tokens_per_s"])
+    if "learner/mfu" in m:
+        mfu = m["learner/mfu"]
+        part.figure(f"{name}: MFU", mfu, mfu >= 0.35 if is_goal else None, ">= .35" if is_goal else "")
+    if "peak_bytes" in m:
+        ratio = m["peak_bytes"] / m["estimated_bytes"]
+        part.figure(f"{name}: peak GiB", m["peak_bytes"] / 2**30)
+        part.figure(f"{name}: peak memory / estimate", ratio, abs(ratio - 1) <= 0.1, "within .1")
 
 
 def gradients(part: Part) -> None:
@@ -145,7 +154,8 @@ def head(part: Part) -> None:
 def vision(part: Part) -> None:
     """Vision towers: ten pictures of 2 megapixels and different shapes, against transformers' own attention."""
     for family in ("qwen2_5_vl", "qwen3_vl"):
-        vision_tower(part, family)
+        with part.attempt(family):
+            vision_tower(part, family)
 
 
 def vision_tower(part: Part, family: str) -> None:
@@ -172,7 +182,7 @@ def quickstart(part: Part) -> None:
         raise Skip("tests/ray/test_quickstart.py runs it on the CPU")
     start = time.perf_counter()
     gpus = ("engine.gpus=0.4", "learner.gpus=0.4", "evolution.canary.gpus=0.1")
-    output = job(part, "quickstart", f"run.dir={part.folder}/quickstart", "serve.port=8123", *gpus)
+    output = job("quickstart", f"run.dir={part.folder}/quickstart", "serve.port=8123", *gpus)
     part.figure("minutes", (time.perf_counter() - start) / 60)
     accuracy = {words[0]: float(words[1]) for line in output.splitlines() if len(words := line.split()) > 4 and words[0] in ARMS}
     for arm in ARMS:

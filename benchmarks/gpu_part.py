@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,17 @@ class Part:
         text = f"{value:.4g}" if isinstance(value, float) else value
         print(f"  {mark} {name:58} {text}  {f'goal {goal}' if goal else ''}".rstrip(), flush=True)
 
+    @contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Turn an error into a missed goal, so that the rest of the part still runs."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, Skip):
+                raise
+            traceback.print_exc(limit=-6)
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+
     def timed(self, function: Callable[[], object], repeats: int = 5) -> float:
         """Median seconds of a call, after one warm-up."""
         function()
@@ -73,10 +87,17 @@ class Part:
         return random_model(self.folder, family, "tiny" if self.smoke else size, self.device)
 
 
-def job(part: Part, *arguments: str, timeout: int = 1800) -> str:
-    """Run a `pixelis` job as a user would and return its output."""
+def job(*arguments: str, timeout: int = 1800) -> str:
+    """Run a `pixelis` job as a user would, show what it prints, and return it. Raises RuntimeError if it fails."""
     command = [sys.executable, "-m", "pixelis.jobs.cli", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}: {result.stderr[-2000:]}")
-    return result.stdout
+    lines = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        limit = threading.Timer(timeout, process.kill)
+        limit.start()
+        for line in process.stdout or ():
+            print(f"    | {line}", end="", flush=True)
+            lines.append(line)
+        limit.cancel()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} ended with exit code {process.returncode}: {lines[-1:]}")
+    return "".join(lines)

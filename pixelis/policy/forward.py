@@ -75,6 +75,8 @@ def encode_views(
         pixels, grid = pixels.to(parameter.device, parameter.dtype), grid.to(parameter.device)
         result = model.model.get_image_features(pixels, grid, return_dict=True)
         layers = getattr(result, "deepstack_features", None) or []
+        if layers and isinstance(layers[0], Tensor):  # transformers 5.17 divides only the output of the last layer
+            layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
         for position, i in enumerate(members):
             out[i] = Features(result.pooler_output[position], [layer[position] for layer in layers])
     return [f for f in out if f is not None]
