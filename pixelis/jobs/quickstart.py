@@ -23,6 +23,7 @@ import numpy as np
 import ray
 from PIL import Image
 
+import pixelis
 from pixelis.actors import cluster, placement, report
 from pixelis.config import Config, ToolboxConfig, from_command_line
 from pixelis.datasets.media import open_media
@@ -256,7 +257,9 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
 
 def software() -> dict[str, str]:
     """Versions of the main packages."""
-    return {name: version(name) for name in ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")}
+    return {"pixelis": pixelis.__version__} | {
+        name: version(name) for name in ("torch", "ray", "transformers", "deepspeed", "peft")
+    }
 
 
 def _install_seconds() -> float:

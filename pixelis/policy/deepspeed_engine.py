@@ -41,8 +41,7 @@ def ensure_process_group(device: torch.device) -> None:
 
     The group lasts until the process ends, because DeepSpeed uses the group of its first engine for all later ones.
     """
-    if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["DS_ACCELERATOR"] = device.type  # else it moves the model to a GPU that the learner has not reserved
     from deepspeed import ops
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

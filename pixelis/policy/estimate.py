@@ -57,6 +57,8 @@ def learner_memory(
     - gradients: P * width, divided by N from stage 2. Optimizer: two moments of 4 bytes (2 with `moments=bfloat16`) and, from
       stage 1, a float32 copy, divided by N.
     - buckets: `reduce_bucket_size` numbers of a gradient, doubled by `overlap_comm`.
+    - optimizer step: what it takes beyond a pass. At stages 1 and 2 DeepSpeed flattens the worker's part of the gradient and
+      converts it to float32 while buckets, activations and logits are free.
     - activations of a packed pass of `rows * row_tokens / sequence_parallel` tokens: saved by all layers, or with gradient
       checkpointing the input of each layer and the activations of one (arXiv 1604.06174). In addition the two widest gradients
       inside a layer.
@@ -96,7 +98,11 @@ def learner_memory(
     if stage >= 1:
         bucket = min(int(zero.get("reduce_bucket_size", 5 * 10**8)), max(trainable, 1))
         device["buckets"] = bucket * gradient_width * (2 if zero.get("overlap_comm") else 1)
-    device |= _pass_bytes(arch, policy, -(-learner.rows * learner.row_tokens // learner.sequence_parallel), full_kl)
+    in_a_pass = _pass_bytes(arch, policy, -(-learner.rows * learner.row_tokens // learner.sequence_parallel), full_kl)
+    if stage in (1, 2) and device["optimizer"]:
+        flat = trainable * (gradient_width + (4 if gradient_width < 4 else 0)) // optimizer_shards
+        device["optimizer step"] = max(0, flat - device["buckets"] - sum(in_a_pass.values()))
+    device |= in_a_pass
     return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}
 
 
@@ -105,7 +111,7 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
     model, width = arch.single_layer(None if policy.full else policy.lora), arch.width
     layer, layers = language_layer_bytes(model, tokens), int(arch.text.num_hidden_layers)
     widest = max(int(arch.text.intermediate_size), int(arch.text.hidden_size))
-    workspace = 2 * tokens * widest * (width if policy.full else 4)
+    workspace = 2 * tokens * widest * width
     inputs = layers * tokens * int(arch.text.hidden_size) * width
     parts = {"activations": workspace + (inputs + layer if policy.gradient_checkpointing else layers * layer)}
     if arch.vision is not None:

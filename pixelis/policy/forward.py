@@ -6,6 +6,7 @@ with a square mask.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,9 +72,8 @@ def encode_views(
     parameter = next(model.model.visual.parameters())
     for members in groups.values():
         group = [views[i] for i in members]
-        pixels, grid = patchify(group, spec.patch, spec.merge, spec.temporal, spec.image_mean, spec.image_std)
-        pixels, grid = pixels.to(parameter.device, parameter.dtype), grid.to(parameter.device)
-        result = model.model.get_image_features(pixels, grid, return_dict=True)
+        pixels, grid = patchify(group, spec.patch, spec.merge, spec.temporal, spec.image_mean, spec.image_std, parameter.device)
+        result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
         layers = getattr(result, "deepstack_features", None) or []
         if layers and isinstance(layers[0], Tensor):  # transformers 5.17 divides only the output of the last layer
             layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
@@ -197,7 +197,11 @@ def packed_attention(
     if segments is None:
         raise ValueError("packed attention needs `segments`: use forward.packed_hidden_states")
     heads, width = query.shape[1], query.shape[3]
-    is_grouped = key.shape[1] != heads
+    attend = functools.partial(
+        functional.scaled_dot_product_attention, dropout_p=dropout, scale=scaling, enable_gqa=key.shape[1] != heads
+    )
+    if [bucket.shape for bucket in segments.buckets] == [(1, query.shape[2])]:
+        return attend(query, key, value, is_causal=query.shape[2] > 1).transpose(1, 2), None  # a single sample needs no gathering
     flat = [t[0].transpose(0, 1) for t in (query, key, value)]
     index = torch.cat([bucket.reshape(-1) for bucket in segments.buckets])
     sizes = [bucket.numel() for bucket in segments.buckets]
@@ -206,9 +210,7 @@ def packed_attention(
         rows, length = bucket.shape
         # [rows * length, heads, width] -> [rows, heads, length, width]
         q, k, v = (part.view(rows, length, -1, width).transpose(1, 2) for part in parts)
-        attended = functional.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=length > 1, scale=scaling, enable_gqa=is_grouped
-        )
+        attended = attend(q, k, v, is_causal=length > 1)
         outputs.append(attended.transpose(1, 2).reshape(rows * length, heads, width))
     return torch.cat(outputs).index_select(0, segments.inverse).unsqueeze(0), None
 

@@ -53,9 +53,6 @@ class LearnerModel:
         dtype = pick_dtype(policy.dtype, self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(learner.threads)
-        elif dtype == torch.bfloat16:
-            # For the adapters' float32 products: their inputs are bfloat16, and TF32 keeps three bits more of the adapters.
-            torch.set_float32_matmul_precision("high")
         ensure_process_group(self.device)
         bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)

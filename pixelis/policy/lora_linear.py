@@ -32,16 +32,16 @@ class LoraLinear(lora.Linear):
         weight, bias = self.base_layer.weight, self.base_layer.bias
         a, b, scale = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]
         if self.training and isinstance(self.lora_dropout[ADAPTER], torch.nn.Dropout):
-            frozen = functional.linear(x, weight, bias)
-            low = functional.linear(self.lora_dropout[ADAPTER](x.to(a.dtype)), a)
-            return frozen + (functional.linear(low, b) * scale).to(frozen.dtype)
+            low = functional.linear(self.lora_dropout[ADAPTER](x), a.to(x.dtype))
+            return functional.linear(x, weight, bias) + functional.linear(low, b.to(x.dtype)) * scale
         return _AdaptedLinear.apply(x, weight, bias, a, b, scale)
 
 
 class _AdaptedLinear(torch.autograd.Function):
     """Frozen linear layer plus adapter.
 
-    The adapter's part is computed in the type of A, which may be wider than that of the weight; the sum is rounded once.
+    The adapter's part is computed in the type of the frozen weight, as in vLLM: in bfloat16 a copy of the activations in the
+    adapter's float32 would cost more time than the products.
     """
 
     @staticmethod
@@ -55,9 +55,8 @@ class _AdaptedLinear(torch.autograd.Function):
         scale: float,
     ) -> Float[Tensor, "... out"]:
         flat = x.reshape(-1, x.shape[-1])
-        low = flat.to(a.dtype) @ a.t()
-        frozen = functional.linear(flat, weight, bias)
-        out = _add_product(frozen, low, b.t(), scale)
+        low = flat @ a.to(x.dtype).t()
+        out = functional.linear(flat, weight, bias).addmm_(low, b.to(x.dtype).t(), alpha=scale)
         ctx.save_for_backward(flat, low, weight, a, b)
         ctx.scale, ctx.shape = scale, x.shape
         return out.view(*x.shape[:-1], len(weight))
@@ -67,22 +66,12 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Float[Tensor, "... out"]) -> tuple[Tensor | None, ...]:
         flat, low, weight, a, b = ctx.saved_tensors
         gradient = gradient.reshape(-1, len(weight))
-        wide = gradient.to(a.dtype)
-        grad_low = (wide @ b).mul_(ctx.scale)
+        grad_low = (gradient @ b.to(gradient.dtype)).mul_(ctx.scale)
         grad_x = grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_x = _add_product(gradient @ weight, grad_low, a, 1.0).view(ctx.shape)
+            grad_x = (gradient @ weight).addmm_(grad_low, a.to(gradient.dtype)).view(ctx.shape)
         if ctx.needs_input_grad[3]:
-            grad_a = grad_low.t() @ flat.to(a.dtype)
+            grad_a = (grad_low.t() @ flat).to(a.dtype)
         if ctx.needs_input_grad[4]:
-            grad_b = (wide.t() @ low).mul_(ctx.scale)
+            grad_b = (gradient.t() @ low).mul_(ctx.scale).to(b.dtype)
         return grad_x, None, None, grad_a, grad_b, None
-
-
-def _add_product(
-    total: Float[Tensor, "n m"], left: Float[Tensor, "n k"], right: Float[Tensor, "k m"], scale: float
-) -> Float[Tensor, "n m"]:
-    """total + scale * left @ right, in place if the types agree."""
-    if total.dtype == left.dtype:
-        return total.addmm_(left, right, alpha=scale)
-    return torch.addmm(total.to(left.dtype), left, right, alpha=scale).to(total.dtype)

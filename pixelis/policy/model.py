@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
 
 from pixelis.dialogue.spec import TEXT_FAMILIES, ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
@@ -23,6 +27,7 @@ from pixelis.policy.transformers_compat import (
 from pixelis.policy.vision import batch_windows
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pixelis import config
@@ -115,6 +120,11 @@ def load_model(
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
     model.to(target).eval()
     batch_windows(model)
+    if target.type == "cuda":
+        fuse_norms(model)
+        # The convolution that embeds the patches. With TF32 a float32 policy has other log-probabilities in the learner than in
+        # the engine.
+        torch.backends.cudnn.allow_tf32 = False
     tokenizer = load_tokenizer(folder)
     return model, tokenizer, ModelSpec.load(folder, tokenizer)
 
@@ -126,3 +136,14 @@ def _restore_frequencies(model: PreTrainedModel) -> None:
         if frequencies is not None and frequencies.dtype != torch.float32:
             type(module).__init__(module, module.config)
             module.to(frequencies.device)
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Compute every RMSNorm by torch's kernel for GPUs. transformers' passes over the activations ten times."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(_rms_norm, module)
+
+
+def _rms_norm(self: Any, hidden_states: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
+    return functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)

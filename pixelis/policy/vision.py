@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pixelis.errors import BadInput
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _ATTENTIONS = ("Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention", "Qwen2_5_VLVisionAttention", "VisionAttention")
 """Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
 
+_LONGEST = WeakTensorKeyDictionary()
+
 
 def patchify(
     views: Sequence[UInt8[np.ndarray, "h w 3"]],
@@ -33,15 +36,17 @@ def patchify(
     temporal: int,
     mean: Sequence[float] = (0.5, 0.5, 0.5),
     std: Sequence[float] = (0.5, 0.5, 0.5),
+    device: torch.device | str = "cpu",
 ) -> tuple[Float[Tensor, "patches values"], Int[Tensor, "views 3"]]:
     """pixel_values and grid_thw of views, equal to the Qwen2-VL and Qwen3-VL image processors of transformers.
 
-    A row of pixel_values has 3 * temporal * patch * patch values; a row of grid_thw is (frames, rows, columns) in patches. Raises
-    BadInput for a view whose sides are not multiples of patch * merge.
+    A row of pixel_values has 3 * temporal * patch * patch values; a row of grid_thw is (frames, rows, columns) in patches. Both
+    are computed on `device`, from the bytes. Raises BadInput for a view whose sides are not multiples of patch * merge.
     """
     groups: list[torch.Tensor] = []
     grids: list[tuple[int, int, int]] = []
-    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    shift, scale = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
+    brightest = torch.full_like(scale, 255)
     position = 0
     while position < len(views):
         shape = views[position].shape
@@ -52,16 +57,17 @@ def patchify(
         while stop < len(views) and views[stop].shape == shape:
             stop += 1
         rows, columns = shape[0] // patch, shape[1] // patch
-        pixels = torch.from_numpy((np.stack(views[position:stop]).astype(np.float32) / 255 - shift) / scale)
+        pixels = torch.from_numpy(np.stack(views[position:stop])).to(device)
         pixels = pixels.view(-1, rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        # -> views, row block, column block, row in block, column in block, channel, time, patch row, patch column
-        pixels = pixels.permute(0, 1, 4, 2, 5, 7, 3, 6).unsqueeze(6).expand(-1, -1, -1, -1, -1, -1, temporal, -1, -1)
-        groups.append(pixels.reshape(-1, 3 * temporal * patch * patch))
+        # -> views, row block, column block, row in block, column in block, channel, patch row, patch column
+        pixels = pixels.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(-1, 3, 1, patch * patch)
+        values = pixels.float().div_(brightest).sub_(shift).div_(scale)
+        groups.append(values.expand(-1, -1, temporal, -1).reshape(-1, 3 * temporal * patch * patch))
         grids += [(1, rows, columns)] * (stop - position)
         position = stop
     if not groups:
-        return torch.empty(0, 3 * temporal * patch * patch), torch.empty(0, 3, dtype=torch.int64)
-    return torch.cat(groups), torch.tensor(grids, dtype=torch.int64)
+        groups = [torch.empty(0, 3 * temporal * patch * patch, device=device)]
+    return torch.cat(groups), torch.tensor(grids, dtype=torch.int64, device=device).view(-1, 3)
 
 
 def batch_windows(model: nn.Module) -> int:
@@ -93,11 +99,18 @@ def _batched_attention(
     if query.is_cuda and query.dtype != torch.float32 and torch.cuda.get_device_capability(query.device) >= (8, 0):
         from torch.nn.attention.varlen import varlen_attn
 
-        longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
+        longest = _longest(cu_seqlens)
         attended: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=self.scaling)
     else:
         attended = _attend_by_length(query, key, value, cu_seqlens.tolist(), self.scaling)
     return self.proj(attended.reshape(hidden_states.shape))
+
+
+def _longest(edges: Int[Tensor, " windows_plus_1"]) -> int:
+    """Length of the longest window. All layers share the tensor, and reading it from a GPU waits for all work before."""
+    if edges not in _LONGEST:
+        _LONGEST[edges] = int(edges.diff().max())
+    return int(_LONGEST[edges])
 
 
 def _attend_by_length(

@@ -1,15 +1,20 @@
 """Pixel budgets and patches: inside the budget, equal to transformers' own processor."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_policy import policy
 
 from pixelis.errors import BadInput
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations.pixel_budget import PixelBudget, fit, fitted_size
+from pixelis.policy.forward import encode_views
+from pixelis.policy.model import fuse_norms, load_model
 from pixelis.policy.vision import batch_windows, patchify
 
 
@@ -113,3 +118,41 @@ def test_batched_vision_attention_equals_the_stock_one(family, sizes):
     assert torch.allclose(stock, ours, atol=1e-6)
     for expected, gradient in zip(stock_gradients, gradients, strict=True):
         assert torch.allclose(expected, gradient, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+def test_norms_of_the_gpu_equal_the_stock_ones():
+    stock, fused = (build(build_tokenizer(), "qwen3_vl") for _ in range(2))
+    fused.load_state_dict(stock.state_dict())
+    norms = [m for m in fused.modules() if type(m).__name__.endswith("RMSNorm")]
+    fuse_norms(fused)
+    assert norms
+    assert all(norm.forward.__func__ is norms[0].forward.__func__ for norm in norms)
+    tokens = torch.arange(12).view(2, 6)
+    results = []
+    for model in (stock, fused):
+        out = model(input_ids=tokens).logits
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        results.append([out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for expected, value in zip(*results, strict=True):
+        assert torch.allclose(expected, value, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+def test_features_of_several_views_are_those_of_each_also_in_transformers_5_17(monkeypatch: pytest.MonkeyPatch):
+    """That version returns the features of early layers undivided."""
+    model, _, spec = load_model(policy("qwen3_vl"), "cpu")
+    views = [noise(64, 64, 3, seed=1), noise(64, 64, 3, seed=2)]
+    with torch.no_grad():
+        single = [encode_views(model, spec, [view])[0] for view in views]
+        divided = model.model.get_image_features
+
+        def undivided(*args: Any, **options: Any) -> Any:
+            result = divided(*args, **options)
+            result.deepstack_features = [torch.cat(tuple(layer)) for layer in result.deepstack_features]
+            return result
+
+        monkeypatch.setattr(model.model, "get_image_features", undivided)
+        for own, expected in zip(encode_views(model, spec, views), single, strict=True):
+            assert torch.allclose(own.embeds, expected.embeds, atol=1e-5)
+            assert own.deepstack
+            for layer, other in zip(own.deepstack, expected.deepstack, strict=True):
+                assert torch.allclose(layer, other, atol=1e-5)

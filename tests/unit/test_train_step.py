@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -494,3 +497,17 @@ def test_the_learning_rate_warms_up_and_decays():
     assert rates[10] == pytest.approx(0)
     constant = config.LearnerConfig(lr=1.0, warmup=0.0)
     assert [learning_rate(constant, i, 10) for i in (0, 5, 50)] == [1.0] * 3
+
+
+def test_deepspeed_uses_the_learners_device_whatever_the_environment_says():
+    """`make` exports DS_ACCELERATOR=cuda on a machine with a GPU; a learner without one must not move its model there."""
+    code = """
+import torch
+from pixelis.policy.deepspeed_engine import ensure_process_group
+ensure_process_group(torch.device("cpu"))
+from deepspeed.accelerator import get_accelerator
+print(get_accelerator().device_name())
+"""
+    environment = {**os.environ, "DS_ACCELERATOR": "cuda"}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.split()[-1] == "cpu"
