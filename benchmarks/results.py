@@ -4,11 +4,12 @@
     python -m benchmarks.results --list
     python -m benchmarks.results --only quickstart-42 --only trap
     python -m benchmarks.results --dir runs/results-2 --compare runs/results
+    python -m benchmarks.results --record                            # keeps the figures that have intervals in the repository
 
 Each run is a command of the repository, in a folder of its own with its log and `figures.json`. Runs that measure what a policy
 learns need about one core and run two at once (`--at-once`); then those that need the whole machine run alone. The same command
 again skips what is complete and repeats what failed. The last table has every figure with an interval; `--compare` counts how
-many lie inside the intervals of the other folder.
+many lie inside the intervals of another folder, or of the recorded time (benchmarks/results/two_cores.json, the default).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 
 from benchmarks.harness import machine, parse_args
 
+RECORD = Path(__file__).parent / "results" / "two_cores.json"
+"""Every run of the recorded time with its figures that have intervals."""
 PYTHON = f"{shlex.quote(sys.executable)} -m"
 
 
@@ -162,13 +165,16 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs/results"))
     parser.add_argument("--only", choices=RUNS, action="append", help="run only this; may be repeated")
     parser.add_argument("--at-once", type=int, default=2, help="runs at once that may share the machine")
-    parser.add_argument("--compare", type=Path, help="folder of an earlier time")
+    parser.add_argument("--compare", type=Path, default=RECORD, help="folder of an earlier time, or file of --record")
+    parser.add_argument("--record", action="store_true", help=f"write the figures to {RECORD.name} when all runs are complete")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     args = parse_args(parser, only=["packing"])
     names = args.only or list(RUNS)
     if args.list:
         print("\n".join(f"{name:16} {RUNS[name].minutes:3} min  {RUNS[name].command}" for name in names))
         return
+    if args.compare != RECORD and not args.compare.exists():
+        parser.error(f"--compare: there is no {args.compare}")
     folder = args.dir.absolute()
     started, more = time.monotonic(), " --smoke" if args.smoke else ""
 
@@ -188,10 +194,26 @@ def main() -> None:
     print(f"\n{machine()}; {total:.0f} minutes together, {minutes:.0f} this time")
     if failed:
         print(f"failed: {', '.join(failed)}")
-    if args.compare is not None:
-        _print_comparison(results, args.compare)
+    earlier = recorded(args.compare)
+    if earlier:
+        _print_comparison(results, earlier, args.compare)
     if failed:
         raise SystemExit(1)
+    if args.record:
+        runs = {
+            name: result | {"figures": [r for r in result["figures"] if r["interval"]]}
+            for name, result in results.items()
+            if result
+        }
+        RECORD.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+
+
+def recorded(path: Path) -> dict[str, dict[str, Any]]:
+    """The runs of an earlier time by name: of a folder, or of a file that --record wrote."""
+    if path.is_dir():
+        return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in path.glob("*/figures.json")}
+    runs: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return runs
 
 
 def _rows(results: dict[str, dict[str, Any] | None]) -> str:
@@ -204,17 +226,16 @@ def _rows(results: dict[str, dict[str, Any] | None]) -> str:
     return "\n".join(lines)
 
 
-def _print_comparison(results: dict[str, dict[str, Any] | None], folder: Path) -> None:
+def _print_comparison(results: dict[str, dict[str, Any] | None], earlier: dict[str, dict[str, Any]], path: Path) -> None:
     compared = []
     for name, result in results.items():
-        file = folder / name / "figures.json"
-        if result is not None and file.is_file():
-            rows = inside(result, json.loads(file.read_text(encoding="utf-8")))
-            compared += [(f"{name}: {path}", before, now, interval) for path, before, now, interval in rows]
+        if result is not None and name in earlier:
+            rows = inside(result, earlier[name])
+            compared += [(f"{name}: {figure}", before, now, interval) for figure, before, now, interval in rows]
     outside = [row for row in compared if not row[3][0] <= row[2] <= row[3][1]]
-    print(f"\n{len(compared) - len(outside)} of {len(compared)} figures lie inside the intervals of {folder}")
-    for path, before, now, (low, high) in outside:
-        print(f"  outside: {path} {now:.3f}, before {before:.3f} [{low:.3f}, {high:.3f}]")
+    print(f"\n{len(compared) - len(outside)} of {len(compared)} figures lie inside the intervals of {path}")
+    for figure, before, now, (low, high) in outside:
+        print(f"  outside: {figure} {now:.3f}, before {before:.3f} [{low:.3f}, {high:.3f}]")
 
 
 if __name__ == "__main__":

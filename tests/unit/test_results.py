@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import RUNS, Run, execute, figures, inside
+from benchmarks.results import RUNS, Run, execute, figures, inside, main, recorded
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +52,19 @@ def test_a_run_is_made_once_and_a_failed_one_again(tmp_path: Path) -> None:
     assert inside({"figures": [{"path": "x", "value": 3.0, "interval": None}]}, json.loads(json.dumps(second))) == [
         ("x", 1.0, 3.0, (0.0, 1.0))
     ]
+
+
+def test_an_earlier_time_is_a_folder_or_a_recorded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import json; print(json.dumps(dict(x=dict(mean=.5, low=0, high=1), y=2)))"
+    run = Run(f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}", 1)
+    monkeypatch.setattr("benchmarks.results.RUNS", {"own": run})
+    monkeypatch.setattr("benchmarks.results.RECORD", tmp_path / "recorded.json")
+    monkeypatch.setattr("sys.argv", ["results", "--dir", str(tmp_path / "runs"), "--record"])
+    main()
+    (row,) = recorded(tmp_path / "recorded.json")["own"]["figures"]
+    assert row == {"path": "x", "value": 0.5, "interval": [0, 1]}
+    assert row in recorded(tmp_path / "runs")["own"]["figures"]
+    assert recorded(tmp_path / "none.json") == {}
 
 
 @pytest.mark.parametrize("name", RUNS)
