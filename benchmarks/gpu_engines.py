@@ -170,12 +170,12 @@ def grpo(part: Part) -> None:
 def grpo_steps(part: Part, size: str, engine: str) -> None:
     """Figures of one size. The embedded engine, made for small models, generates shorter turns."""
     run = part.folder / f"grpo-{size}"
-    overrides = [f"policy.model={part.model('qwen2_5_vl', size)}", f"run.dir={run}", f"engine.name={engine}", "rft.steps=4"]
+    overrides = [f"policy.model={part.model('qwen2_5_vl', size)}", f"run.dir={run}", f"engine.name={engine}", "rft.steps=6"]
     overrides += ["data.train=cards:?split=train", "toolbox.operations=[zoom_in]", "rft.evaluate_every=0"]
     # Random models earn no reward; the bonus gives every sample a gradient, so that none is left out.
     overrides += ["rft.loss.entropy=0.001"]
     if engine == "hf":
-        overrides += ["engine.max_num_seqs=128", "dialogue.max_turn_tokens=128", "dialogue.max_context=8192"]
+        overrides += ["engine.max_num_seqs=128", "dialogue.max_turn_tokens=256", "dialogue.max_context=8192"]
     overrides += SMALL if part.smoke else []
     job("rft", "configs/qwen2_5_vl_3b/rft_80gb.yaml", *overrides)
     rows = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -50,9 +50,9 @@ class Part:
         """Turn an error into a missed goal, so that the rest of the part still runs."""
         try:
             yield
+        except Skip:
+            raise
         except Exception as error:
-            if isinstance(error, Skip):
-                raise
             traceback.print_exc(limit=-6)
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
