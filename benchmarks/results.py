@@ -91,16 +91,17 @@ RUNS = {
     "soak-training": Run(f"{PYTHON} benchmarks.soak --part training --steps 600 --dir {{dir}}/run", 5),
 }
 CENTRES = ("median", "accuracy", "mean", "value", "difference", "estimate")
-"""Names under which results hold the figure to which an interval belongs."""
+"""Names under which results hold the figure to which an interval belongs: the first that lies in it."""
 
 
 def figures(value: Any, path: str = "") -> Iterator[tuple[str, float, tuple[float, float] | None]]:
     """The numbers in a JSON value with their paths, and their intervals: `ci95`, or `low` and `high`, beside the number."""
     if isinstance(value, dict):
         interval = value.get("ci95") or [value.get("low"), value.get("high")]
-        centre = next((name for name in CENTRES if isinstance(value.get(name), int | float)), None)
         known = len(interval) == 2 and all(isinstance(bound, int | float) for bound in interval)
-        if centre is not None and known:
+        numbers = [name for name in CENTRES if isinstance(value.get(name), int | float)]
+        centre = next((name for name in numbers if known and interval[0] <= value[name] <= interval[1]), None)
+        if centre is not None:
             yield path, float(value[centre]), (float(interval[0]), float(interval[1]))
             value = {key: item for key, item in value.items() if key not in (centre, "ci95", "low", "high")}
         for key, item in value.items():

@@ -47,6 +47,8 @@ from pixelis.jobs.serve import serving
 from pixelis.records import Question, new_id
 
 PAUSE_S = 0.15
+BARE = ["memory.enabled=false", "evolution.rehearse=0"]
+"""Overrides of a service without a memory."""
 PARTS = ("overhead", "stream", "load", "kills")
 
 
@@ -269,7 +271,7 @@ def main() -> None:
             with running(args.adapter, f"{folder}/voting", voting, args.format) as service:
                 overhead(service, report, args.repeats, "memory, stored before the reply")
                 overhead(service, report, args.repeats, "memory, stored after it", remember="later")
-        with running(args.adapter, f"{folder}/bare", ["memory.enabled=false"], args.format) as service:
+        with running(args.adapter, f"{folder}/bare", BARE, args.format) as service:
             if "overhead" in parts:
                 overhead(service, report, args.repeats, "no memory")
             if "stream" in parts:

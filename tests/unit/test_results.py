@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import service
 from benchmarks.results import RUNS, Run, execute, figures, inside, main, recorded
+from pixelis.config import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +22,7 @@ def test_figures_have_the_interval_beside_them() -> None:
     result = {
         "arms": [{"name": "rft", "accuracy": 0.8, "ci95": [0.7, 0.9], "n": 500}],
         "speed": {"median": 1.1, "low": 1.0, "high": 1.2, "ours_s": 2.0},
+        "fog": {"accuracy": 0.08, "difference": -0.77, "ci95": [-0.82, -0.71]},
         "ok": True,
         "machine": "two cores",
         "curve": [1.0, 2],
@@ -29,6 +32,8 @@ def test_figures_have_the_interval_beside_them() -> None:
         ("arms/rft/n", 500.0, None),
         ("speed", 1.1, (1.0, 1.2)),
         ("speed/ours_s", 2.0, None),
+        ("fog", -0.77, (-0.82, -0.71)),
+        ("fog/accuracy", 0.08, None),
         ("curve/0", 1.0, None),
         ("curve/1", 2.0, None),
     ]
@@ -65,6 +70,10 @@ def test_an_earlier_time_is_a_folder_or_a_recorded_file(tmp_path: Path, monkeypa
     assert row == {"path": "x", "value": 0.5, "interval": [0, 1]}
     assert row in recorded(tmp_path / "runs")["own"]["figures"]
     assert recorded(tmp_path / "none.json") == {}
+
+
+def test_the_service_without_a_memory_has_a_valid_configuration() -> None:
+    assert not load("configs/nano/serve.yaml", service.BARE).memory.enabled
 
 
 @pytest.mark.parametrize("name", RUNS)
