@@ -201,12 +201,18 @@ def main() -> None:
     if failed:
         raise SystemExit(1)
     if args.record:
-        runs = {
-            name: result | {"figures": [r for r in result["figures"] if r["interval"]]}
-            for name, result in results.items()
-            if result
-        }
-        RECORD.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+        RECORD.write_text(
+            json.dumps({name: kept(result) for name, result in results.items() if result}, indent=1) + "\n", encoding="utf-8"
+        )
+
+
+def kept(result: dict[str, Any]) -> dict[str, Any]:
+    """What the repository keeps of a run: no paths of the machine, and only figures with intervals."""
+    rows = [row for row in result["figures"] if row["interval"]]
+    short = [
+        {"path": row["path"], "value": round(row["value"], 5), "interval": [round(b, 5) for b in row["interval"]]} for row in rows
+    ]
+    return {"machine": result["machine"], "minutes": result["minutes"], "figures": short}
 
 
 def recorded(path: Path) -> dict[str, dict[str, Any]]:
