@@ -104,7 +104,7 @@ lint: install  ## ruff's checks and format, mypy and the dependency rules
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
 
-results: install  ## the figures of docs/results.md that two cores measure in four hours, in runs/results; resumes
+results: install  ## the figures of docs/results.md that two cores measure in two to three hours, in runs/results; resumes
 	@# One of the runs compares with TRL.
 	@$(PY) -c 'import trl' 2>/dev/null || $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt 'trl==1.16.*' datasets
 	@$(PY) -m benchmarks.results

@@ -153,7 +153,7 @@ def head(part: Part) -> None:
 
 
 def vision(part: Part) -> None:
-    """Vision towers: ten pictures of 2 megapixels and different shapes, against transformers' own attention and float32."""
+    """Vision towers: ten pictures of 2 megapixels and different shapes, against transformers' own layers and float32."""
     for family in FAMILIES:
         with part.attempt(family):
             vision_tower(part, family)
@@ -180,7 +180,7 @@ def vision_tower(part: Part, family: str) -> None:
         stock_seconds = part.timed(lambda: encode_views(model, spec, views[:1]), 2)
         stock = error()
     part.figure(f"{family}: ms a picture", 1e3 * seconds, seconds <= 0.06, "<= 60")
-    part.figure(f"{family}: transformers' attention, ms a picture", 1e3 * stock_seconds)
+    part.figure(f"{family}: transformers' own layers, ms a picture", 1e3 * stock_seconds)
     part.figure(f"{family}: mean relative error to float32", ours)
     part.figure(f"{family}: error / transformers' error", ours / stock, ours <= 1.1 * stock, "<= 1.1")
 

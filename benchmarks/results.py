@@ -1,4 +1,4 @@
-"""Reproduces the figures of docs/results.md that two cores can measure in four hours, and compares them with an earlier time.
+"""Reproduces the figures of docs/results.md that two cores can measure in two to three hours, and compares them with earlier ones.
 
     python -m benchmarks.results                                     # or `make results`
     python -m benchmarks.results --list
@@ -167,13 +167,17 @@ def main() -> None:
     parser.add_argument("--only", choices=RUNS, action="append", help="run only this; may be repeated")
     parser.add_argument("--at-once", type=int, default=2, help="runs at once that may share the machine")
     parser.add_argument("--compare", type=Path, default=RECORD, help="folder of an earlier time, or file of --record")
-    parser.add_argument("--record", action="store_true", help=f"write the figures to {RECORD.name} when all runs are complete")
+    parser.add_argument(
+        "--record", action="store_true", help=f"write the figures to {RECORD.name} if no run failed"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     args = parse_args(parser, only=["packing"])
     names = args.only or list(RUNS)
     if args.list:
         print("\n".join(f"{name:16} {RUNS[name].minutes:3} min  {RUNS[name].command}" for name in names))
         return
+    if args.record and args.smoke:
+        parser.error("--record: the figures of a smoke run mean nothing")
     if args.compare != RECORD and not args.compare.exists():
         parser.error(f"--compare: there is no {args.compare}")
     folder = args.dir.absolute()
@@ -201,9 +205,8 @@ def main() -> None:
     if failed:
         raise SystemExit(1)
     if args.record:
-        RECORD.write_text(
-            json.dumps({name: kept(result) for name, result in results.items() if result}, indent=1) + "\n", encoding="utf-8"
-        )
+        runs = recorded(RECORD) | {name: kept(result) for name, result in results.items() if result}
+        RECORD.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 def kept(result: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +242,8 @@ def _print_comparison(results: dict[str, dict[str, Any] | None], earlier: dict[s
         if result is not None and name in earlier:
             rows = inside(result, earlier[name])
             compared += [(f"{name}: {figure}", before, now, interval) for figure, before, now, interval in rows]
+    if not compared:
+        return
     outside = [row for row in compared if not row[3][0] <= row[2] <= row[3][1]]
     print(f"\n{len(compared) - len(outside)} of {len(compared)} figures lie inside the intervals of {path}")
     for figure, before, now, (low, high) in outside:

@@ -139,7 +139,7 @@ def _restore_frequencies(model: PreTrainedModel) -> None:
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Compute every RMSNorm by torch's kernel for GPUs. transformers' passes over the activations ten times."""
+    """Compute every RMSNorm by torch's kernel for GPUs. transformers' makes several passes over the activations."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = types.MethodType(_rms_norm, module)

@@ -135,13 +135,12 @@ def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, s
 
 
 def test_the_gradient_is_copied_twice_for_the_optimizer(public: dict[str, str]) -> None:
-    """Measured on an H200 with 4.07 B parameters: 83.31 GiB, of which weights and AdamW are 14 bytes a parameter."""
+    """An H200 measured 83.31 GiB for 4.066 B parameters: 22 bytes each."""
     arch = architecture.Architecture(public["qwen2_5_vl_3b"])
     learner = config.LearnerConfig(gpus=1, row_tokens=2048, rows=1)
     full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
     device, _ = estimate.learner_memory(arch, full, learner)
     assert sum(device.values()) == (14 + 2 + 6) * arch.parameters
-    assert abs(22 * 4.065787904e9 / 2**30 / 83.31 - 1) < 0.01
     adapters, _ = estimate.learner_memory(arch, full.model_copy(update={"full": False}), learner)
     assert "optimizer step" not in adapters
 
