@@ -1,4 +1,4 @@
-"""Reproduces the figures of docs/results.md that two cores can measure in two to three hours, and compares them with earlier ones.
+"""Reproduces the figures of docs/results.md that two cores can measure in two to three hours; compares them with earlier ones.
 
     python -m benchmarks.results                                     # or `make results`
     python -m benchmarks.results --list
@@ -167,9 +167,7 @@ def main() -> None:
     parser.add_argument("--only", choices=RUNS, action="append", help="run only this; may be repeated")
     parser.add_argument("--at-once", type=int, default=2, help="runs at once that may share the machine")
     parser.add_argument("--compare", type=Path, default=RECORD, help="folder of an earlier time, or file of --record")
-    parser.add_argument(
-        "--record", action="store_true", help=f"write the figures to {RECORD.name} if no run failed"
-    )
+    parser.add_argument("--record", action="store_true", help=f"write the figures to {RECORD.name} if no run failed")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     args = parse_args(parser, only=["packing"])
     names = args.only or list(RUNS)
