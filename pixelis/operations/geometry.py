@@ -108,9 +108,10 @@ def to_root(links: Sequence[ImageView], box: Box = WHOLE) -> Box:
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
     """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the nearest.
 
-    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels.
+    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels, also one that `compose` has rounded to nothing.
     """
-    x0, y0, x1, y1 = clamp(box)
+    is_empty = box[0] == box[2] or box[1] == box[3]
+    x0, y0, x1, y1 = clamp(box) if not is_empty else (0.0,) * 4
     left, top, right, bottom = round(x0 * width), round(y0 * height), round(x1 * width), round(y1 * height)
     if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
         raise OperationError(f"the region is {right - left}x{bottom - top} pixels, at least {MIN_SIDE}", code="too_small")

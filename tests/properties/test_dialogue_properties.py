@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 from dialogue_models import ScriptedSession, image_view, pixels, renderer
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pixelis.dialogue.agent import Limits, run_episode
@@ -239,6 +239,7 @@ def test_boxes_map_through_the_chain_of_parents_and_back(parents, box):
 
 
 @quick
+@example([(0.0, 0.5, 1.0, 1.5), (0.0, -0.5, 1.0, 5e-17)], 20, 20)  # a side of the root's box is rounded to nothing
 @given(st.lists(boxes(), min_size=1, max_size=4), st.integers(20, 300), st.integers(20, 300))
 def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, height):
     picture = np.arange(width * height * 3, dtype=np.uint32).reshape(height, width, 3).astype(np.uint8)
