@@ -32,6 +32,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.memory.disk import disk_failures
+from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_header
 from pixelis.policy.model_path import fingerprint, resolve
@@ -58,11 +59,12 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     """Create and lock ``run.dir``; write the configuration and the lineage to it.
 
     ``questions``: sources to check before any actor starts. ``sources``: further inputs by role, recorded in the lineage.
-    Raises BadConfig if another live process owns the folder or it has a run of another policy, MissingFile or BadInput for an
-    unreadable model, adapter, rank file or source, MissingDependency for a tracker that is not installed, and InfraFailure for a
-    disk that refuses.
+    Raises BadConfig if another live process owns the folder or it has a run of another policy, and for an operation that does
+    not exist; MissingFile or BadInput for an unreadable model, adapter, rank file or source, MissingDependency for a tracker that
+    is not installed, and InfraFailure for a disk that refuses.
     """
     _check_policy(config)
+    select(name for name in config.toolbox.operations if ":" not in name)  # a user's own may be only on the cluster
     with _folder(config, questions, sources, _policy_inputs(config)) as folder:
         yield folder
 

@@ -82,6 +82,14 @@ def test_a_full_or_read_only_run_folder_is_one_message_and_leaves_no_lock(
         assert "read-only" in start(disk)
 
 
+def test_an_operation_that_does_not_exist_is_refused_before_anything_is_written(config: Config) -> None:
+    wrong = config.model_copy(update={"toolbox": config.toolbox.model_copy(update={"operations": ["own.module:Shape", "zoom"]})})
+    with pytest.raises(BadConfig, match="'zoom'") as caught, jobs.run_folder(wrong):
+        pass
+    assert "zoom_in" in str(caught.value)
+    assert not Path(config.run.dir).exists()
+
+
 def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:
     with pytest.raises(ZeroDivisionError), jobs.run_folder(config):
         raise ZeroDivisionError
