@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import time
 from collections import Counter, deque
@@ -39,7 +38,6 @@ from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.gate import RateLimit
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.review_queue import State
-from pixelis.evolution.shares import LargestShares
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 from pixelis.telemetry import logs, tracing
@@ -90,17 +88,15 @@ class Evolution:
         self.rate, self.beta = RateLimit(e.per_minute), AdaptiveKLController(e.guard)
         self.updates_at: deque[float] = deque()
         self.step = self.incarnation = 0
-        self.failure = ""
+        self.failure, self.formed_at = "", 0.0
         self.current: RolloutBatch | None = None
-        self.formed_at = 0.0
         self.tasks: list[QueuedTask] = []
         self.traces: deque[str] = deque(maxlen=1000)
         """Requests that the next candidate has learnt from."""
         self.ranks_served: set[int] = set()
         self.pause_file = Path(config.run.dir) / "versions" / "paused"
         self.intake.paused = self.pause_file.exists()
-        self.learning = False
-        self.changed = self.queue.changed
+        self.learning, self.changed = False, self.queue.changed
         self.opening: asyncio.Task | None = None
         self.background: list[asyncio.Task] = []
 
@@ -269,17 +265,8 @@ class Evolution:
             self.beta.update(metrics["evolve/kl"])
         if self.current is not None:
             self.promotion.learner_reset(self.current.restore)
-        names = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
         tasks, sources = [item.task for item in self.tasks], [item.source for item in self.tasks]
-        details: dict[str, Any] = {
-            "step": step,
-            "experiences": [task.experience_id or task.id for task in tasks],
-            "shares": asdict(LargestShares.of(sources)),
-        }
-        for name in names:
-            if name in metrics:
-                details[name.partition("/")[2]] = metrics[name] if math.isfinite(metrics[name]) else None
-        await self.monitor.note("update", "learner", "step", "skipped" if skipped else "success", details)
+        await self.monitor.note_update(step, tasks, sources, metrics, skipped)
         traces = [task.trace for task in tasks]
         tracing.record("update", traces, self.formed_at, step=step, skipped=skipped)
         self.traces += [] if skipped else traces
@@ -377,8 +364,7 @@ class Evolution:
     async def check_served(self, by: str = "watch") -> bool:
         """Judge the served version now; True when it fell and was rolled back."""
         await self._open()
-        fell = await self.promotion.check_served(by)
-        if fell:
+        if fell := await self.promotion.check_served(by):
             await self._rolled_back()
         return fell
 
@@ -418,9 +404,7 @@ class Evolution:
         if approve and (self.intake.draining or self.intake.stopped):  # the decision would be stored but never learnt from
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
         decided, approved = await self.review_queue.decide(id, approve, reviewer or by, comment, answer)
-        queued = False
-        if approved is not None:
-            queued = await self.intake.approve(*approved)
+        queued = approved is not None and await self.intake.approve(*approved)
         state = "approved" if approve else "rejected"
         if decided:
             self.counts[state] += 1

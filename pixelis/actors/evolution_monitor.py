@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,8 @@ from pixelis.config import Config, ThresholdConfig
 from pixelis.errors import PixelisError
 from pixelis.evolution.alerts import Alerter
 from pixelis.evolution.audit import FOLDER, AuditLog
+from pixelis.evolution.shares import LargestShares, Source
+from pixelis.records import UpdateTask
 from pixelis.telemetry.metrics import count, publish
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,9 @@ THRESHOLDS = [
     ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 ]
 """Thresholds of metrics that only the Evolution actor knows."""
+
+AUDITED = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
+"""Metrics of an update that the audit log has."""
 
 STALE_S = 60.0
 """Age at which the metrics of a gateway are ignored."""
@@ -68,6 +74,19 @@ class EvolutionMonitor:
         """Write an audit event, on disk on return. Raises InfraFailure when the disk refuses."""
         count("evolution/events", tags={"event": event, "result": result})
         await asyncio.to_thread(self.log.write, event, actor, action, result, details)
+
+    async def note_update(
+        self, step: int, tasks: Sequence[UpdateTask], sources: Sequence[Source], metrics: Mapping[str, float], skipped: bool
+    ) -> None:
+        """Write the audit event of an update: what it learnt from, the largest shares of it, and the numbers of the step."""
+        numbers = {name.partition("/")[2]: metrics[name] for name in AUDITED if name in metrics}
+        details = {
+            "step": step,
+            "experiences": [task.experience_id or task.id for task in tasks],
+            "shares": asdict(LargestShares.of(sources)),
+            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        }
+        await self.note("update", "learner", "step", "skipped" if skipped else "success", details)
 
     def recent_audit(self, n: int) -> list[dict[str, Any]]:
         """The last ``n`` audit events, newest first."""

@@ -283,7 +283,7 @@ class GeneratorRouter:
             raise InfraFailure(f"generator {member.name} died") from error
         finally:
             if call is not None:
-                _cancel(call)
+                ray.cancel(call)
             member.running -= request.samples
 
     def _failed(self, member: Member, error: BaseException) -> None:
@@ -494,10 +494,6 @@ def _root_cause(error: BaseException) -> BaseException:
     while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
         error = error.cause
     return error
-
-
-def _cancel(call: Any) -> None:
-    ray.cancel(call)
 
 
 async def _value(ref: ray.ObjectRef) -> Any:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
 from pixelis.actors import coordinator as coordinators
-from pixelis.actors import generator_router
 from pixelis.actors.coordinator import Coordinator, RolloutBatch
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, DataConfig, parse
@@ -110,7 +110,7 @@ def without_ray_data() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinators, "question_stream", plain)
         patch.setattr(coordinators, "actor_handle", lambda actor: actor)
-        patch.setattr(generator_router, "_cancel", lambda call: call.cancel())
+        patch.setattr(ray, "cancel", lambda call: call.cancel())
         yield
 
 

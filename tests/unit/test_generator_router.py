@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
-from pixelis.actors import generator_router
 from pixelis.actors.generator_router import GeneratorRouter, Member, RolloutRequest, RouterTimeouts
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
@@ -155,7 +155,7 @@ def request(name: str = "q") -> RolloutRequest:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator_router, "_cancel", lambda call: call.cancel())
+        patch.setattr(ray, "cancel", lambda call: call.cancel())
         asyncio.run(asyncio.wait_for(test(), 20))  # type: ignore[arg-type]
 
 
