@@ -11,9 +11,12 @@ import re
 import numpy as np
 
 from pixelis.errors import BadInput
-from pixelis.records import Question
+from pixelis.records import Demonstration, Question
+from pixelis.rewards.scorers import letter
 
 _LINE = re.compile(r"^([ \t]*\(?)([A-H])([.):][ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
+_NAMED = re.compile(r"(\s*[(\[]?)([A-Ha-h])(?=[)\]]|[.:](?:\s|$)|\s*$)")
+"""An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
 
 
 def option_lines(text: str) -> list[re.Match[str]]:
@@ -28,13 +31,14 @@ def option_lines(text: str) -> list[re.Match[str]]:
 
 
 def shuffle_options(question: Question, seed: int) -> Question:
-    """The question with its options in another order, and its answers by their new letters.
+    """The question with its options in another order, and its answers by their new letters, spelt as before.
 
     The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each option, so that
-    answers can be compared between orders. A question without lines of options stays as it is.
+    answers can be compared between orders. A question without lines of options stays as it is, and so does a demonstration,
+    whose turns name the letters.
     """
     lines = option_lines(question.question)
-    if not lines:
+    if not lines or isinstance(question, Demonstration):
         return question
     key = int.from_bytes(hashlib.sha256(f"{seed}:{question.id}".encode()).digest()[:8])
     order = np.random.default_rng(key).permutation(len(lines)).tolist()
@@ -44,7 +48,15 @@ def shuffle_options(question: Question, seed: int) -> Question:
         end = line.end(4)
     text.append(question.question[end:])
     letters = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(order)}
-    answers = [letters.get(answer.strip().upper(), answer) for answer in question.answers or []]
+    texts = [line[4] for line in lines]
+
+    def moved(answer: str) -> str:
+        if (named := _NAMED.match(answer)) and named[2].upper() in letters:
+            return named[1] + letters[named[2].upper()] + answer[named.end() :]
+        by_letter = letter(answer, texts) if question.scorer == "mc_letter" else None
+        return letters[by_letter] if by_letter else answer
+
+    answers = [moved(answer) for answer in question.answers or []]
     meta = {**question.meta, "option_order": order}
     if isinstance(options := meta.get("options"), list) and len(options) == len(order):
         meta["options"] = [options[old] for old in order]

@@ -89,7 +89,10 @@ class Records:
 
     @classmethod
     def open(cls, text: str, kind: type[Question] = Question, labels: bool = True) -> tuple[Records, list[str]]:
-        """The records of a source, and its files in order. MissingFile, or BadInput for an unknown format, scorer or template."""
+        """The records of a source, and its files in order.
+
+        MissingFile, or BadInput for an unknown format, scorer or template, and for demonstrations with shuffled options.
+        """
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
             raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
@@ -97,7 +100,9 @@ class Records:
             find_scorer(source.scorer)
         if source.prompt is not None:
             PromptTemplate(source.prompt)
-        option_seed(source.shuffle_options)
+        if option_seed(source.shuffle_options) is not None and issubclass(kind, Demonstration):
+            message = f"{text}: the turns of demonstrations name their options by letter, so that these cannot be shuffled"
+            raise BadInput(message, fix="leave out shuffle_options")
         system, folder, files = source.files()
         return cls(source, kind, system, folder, labels), files
 
