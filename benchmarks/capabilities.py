@@ -182,7 +182,7 @@ def main() -> None:
         config = absolute(load(args.recipe, [*shared, f"run.dir={folder}"]))
         played = folder / "trajectories-oracle.jsonl"
         if played.exists():
-            oracle = [Group.model_validate_json(line) for line in played.read_text(encoding="utf-8").splitlines()]
+            oracle = [Group.model_validate_json(line) for line in played.read_bytes().splitlines()]
         else:
             oracle = write_questions(config, folder, args.count)
         silent = [Trajectory(question_id=group.question.id, stop_reason=StopReason.NO_ACTION) for group in oracle]

@@ -243,7 +243,7 @@ def show_calibration(config: Config, options: Options, path: Path, configured: C
 
 def correctness(config: Config, options: Options, path: Path) -> tuple[list[float], list[bool]]:
     """Confidence (0..1) and correctness of each elected answer in ``path`` whose question has true answers."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
     elected = {row["number"]: row for row in rows if row["error"] is None and not row["verdict"]["reason"]}
     rewards, services, truths = config.rewards, shared_services(config.rewards), dict[str, Labels]()
     confidences, right = list[float](), list[bool]()

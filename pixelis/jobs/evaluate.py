@@ -170,7 +170,7 @@ def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
             raise MissingFile(message, fix="name the run.dir of an evaluation of the same sets")
         (path,) = others
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
         scores = {row["id"]: [score for score in row["scores"] if score is not None] for row in rows}
         other = {id: statistics.fmean(values) for id, values in scores.items() if values}
     except (ValueError, KeyError, TypeError, OSError) as error:

@@ -79,7 +79,7 @@ def show_results(folder: Path, files: Sequence[Path]) -> None:
 def _groups(file: Path) -> list[Group]:
     _require(file)
     try:
-        groups = [Group.model_validate_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        groups = [Group.model_validate_json(line) for line in file.read_bytes().splitlines()]
     except ValidationError as error:
         raise BadInput(
             f"{file} is no file of trajectories: {error.errors()[0]['msg']}", fix="name a trajectories-NAME.jsonl"

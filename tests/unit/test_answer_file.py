@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from pixelis.config import load
 from pixelis.datasets.labels import without_truths
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.jobs.answer import AnswerFile, answer_all, answer_file, parse
+from pixelis.jobs.answer import AnswerFile, answer_all, answer_file, correctness, parse
 from pixelis.records import Exchange, Question
 
 QUESTIONS = [(number, Question(id=f"q{number}", question=f"say {number}")) for number in range(6)]
@@ -67,6 +68,20 @@ def test_a_file_of_other_answers_or_another_process_is_refused(tmp_path: Path) -
     with pytest.raises(BadInput, match="no answers"), answer_file(tmp_path / "notes.txt", "s"):
         pass
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
+
+
+def test_answers_with_any_line_separator_are_compared_with_the_truth(tmp_path: Path) -> None:
+    questions, path = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
+    asked = [Question(id="q0", question="one\u2028two\x85three", answers=["7"]), Question(id="q1", question="q", answers=["8"])]
+    questions.write_text("".join(question.model_dump_json() + "\n" for question in asked), encoding="utf-8")
+
+    async def seven(question: Question) -> dict[str, Any]:
+        return {"answer": "7", "confidence": 0.5, "verdict": {"reason": None}, "error": None}
+
+    with answer_file(path, "s") as out:
+        fill(out, [*enumerate(asked)], seven)
+    options = parse([str(questions), "--calibrate"])
+    assert correctness(load(None, [f"data.evaluate={questions}"]), options, path) == ([0.5, 0.5], [True, False])
 
 
 def test_a_question_without_its_truth_keeps_its_conversation() -> None:

@@ -142,6 +142,10 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
     better = [score_group(group(name, ["1/2"]), RewardsConfig(), services=services) for name in "ab"]
     other = evaluate.Arm("new", evaluate.summary_of(config, "new", better, services), better, [])
     assert evaluate.compare_with(str(tmp_path), other) == {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
+    rows[0]["answers"] = ["one\u2028two\x85"]  # they end a line of text, but not one of JSON
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "scores-v.jsonl").write_text(text, encoding="utf-8")
+    assert evaluate.compare_with(str(tmp_path), other)["n"] == 2
     with pytest.raises(MissingFile):
         evaluate.compare_with(str(tmp_path / "none"), other)
     (tmp_path / "scores-new.jsonl").write_text("{}")

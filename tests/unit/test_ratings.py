@@ -148,6 +148,7 @@ def test_ratings_of_another_page_or_twice_by_a_rater_are_refused():
 @pytest.mark.slow
 def test_the_command_makes_a_blind_page_and_results(capsys, monkeypatch, tmp_path: Path):
     a, b = (save_evaluation(tmp_path / name, answer, name == "rft") for name, answer in (("sft", "dog"), ("rft", "cat")))
+    a.write_text(a.read_text().replace("What is on", "What is on\u2028"))  # ends a line of text, but not one of JSON
     out = tmp_path / "page"
     code, printed, error = pixelis(capsys, monkeypatch, "rate", "page", str(a), str(b), "--out", str(out), "--seed", "5")
     assert (code, error) == (0, "")
@@ -173,7 +174,7 @@ def test_the_command_makes_a_blind_page_and_results(capsys, monkeypatch, tmp_pat
     assert "does not hold ratings" in error
     for image in tmp_path.rglob("images"):
         image.rename(image.with_name("gone"))
-    lines = [json.loads(line) for line in a.read_text().splitlines()]
+    lines = [json.loads(line) for line in a.read_bytes().splitlines()]
     for line in lines:
         for view in line["trajectories"][0]["images"]:
             view["uri"] = ""
