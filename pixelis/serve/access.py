@@ -63,7 +63,11 @@ class Access:
     def require_own_origin(self, request: Request) -> None:
         """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post forms."""
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        try:
+            own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+        except ValueError:  # no URL: half of an IPv6 address
+            own = False
+        if not own:
             raise ApiError(403, "forms of other sites are not accepted", "origin_not_allowed")
 
     def require_writable(self) -> None:

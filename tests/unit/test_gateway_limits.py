@@ -386,6 +386,21 @@ def test_only_json_is_accepted(kind: str, status: int | None) -> None:
     assert caught.value.status == status
 
 
+@pytest.mark.parametrize(
+    ("origin", "ours"),
+    [("http://localhost", True), ("https://example.com", False), ("null", False), ("http://[x", False), ("", False)],
+)
+def test_forms_of_other_sites_are_refused(origin: str, ours: bool) -> None:
+    access = Access(load(None, []), None)
+    access.require_own_origin(request(host="localhost"))  # no browser
+    if ours:
+        access.require_own_origin(request(host="localhost", origin=origin))
+        return
+    with pytest.raises(ApiError) as caught:
+        access.require_own_origin(request(host="localhost", origin=origin))
+    assert (caught.value.status, caught.value.code) == (403, "origin_not_allowed")
+
+
 @settings(max_examples=50)
 @given(st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20))
 def test_other_keys_are_refused(text: str) -> None:
