@@ -244,7 +244,8 @@ class Agent:
                 raise InfraFailure("the generator returned no trajectory")
             if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
                 raise BadInput("the question and its pictures do not fit the model's context", code="context_length_exceeded")
-            accepted = [t for t in trajectories if query.answers is None or query.answers.accepts(t.answer)]
+            answers = query.answers
+            accepted = trajectories if answers is None else await answers.filter(trajectories, lambda t: t.answer)
             if accepted:
                 yield Samples(result, accepted)
                 return
@@ -260,7 +261,7 @@ class Agent:
         await lookup.wait()
         neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
         if answers is not None:
-            neighbours = [n for n in neighbours if answers.accepts(n.experience.verdict.answer)]
+            neighbours = await answers.filter(neighbours, lambda n: n.experience.verdict.answer)
         query = lookup.stored_question or question
         rewards = self.config.rewards
         scorer = rewards.scorer_of(question.task, question.scorer)

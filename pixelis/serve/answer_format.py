@@ -6,11 +6,12 @@ refers outside the schema or to itself.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -18,14 +19,18 @@ from jsonschema.exceptions import SchemaError
 from pixelis.dialogue.dialects import strict_json
 from pixelis.errors import BadInput, PixelisError
 
+T = TypeVar("T")
+
 MAX_SCHEMA_CHARS = 8000
 MAX_DEPTH = 16
 MAX_NODES = 2000
-"""Most subschemas after every `$ref` has been replaced by what it names."""
-MAX_CHECKS = 500_000
-"""Most subschemas times values of a check."""
+"""Most parts, after every `$ref` has been replaced by what it names: subschemas, required names, COMPARISONS values of `enum`."""
+MAX_CHECKS = 20_000
+"""Most parts times values of a check, which then takes a quarter of a second."""
+COMPARISONS = 8
+"""Values of `enum` that are compared in the time that a subschema takes."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "$schema", "$comment", "deprecated"})
-VALUES = frozenset({"type", "enum", "const", "required", "minItems", "maxItems", "minLength", "maxLength", "minProperties"})
+VALUES = frozenset({"type", "minItems", "maxItems", "minLength", "maxLength", "minProperties"})
 VALUES |= {"maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 ONE = frozenset({"items", "additionalProperties", "not", "contains"})
 MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -46,8 +51,8 @@ class AnswerFormat:
             raise refusal("it has numbers that JSON lacks") from None
         if len(self.text) > MAX_SCHEMA_CHARS:
             raise refusal(f"it has {len(self.text)} characters, at most {MAX_SCHEMA_CHARS} are allowed")
-        self.nodes = _Size(schema).of(schema, 0, ())
         try:
+            self.nodes = _Size(schema).of(schema, 0, ())
             Draft202012Validator.check_schema(schema)
         except (SchemaError, RecursionError):
             raise refusal("it is no JSON schema of draft 2020-12") from None
@@ -68,8 +73,12 @@ class AnswerFormat:
         try:
             value = strict_json(answer or "")
             return self.nodes * _count(value) <= MAX_CHECKS and bool(self._validator.is_valid(value))
-        except (PixelisError, ValueError, RecursionError):
+        except (PixelisError, ValueError, RecursionError, OverflowError):  # the last from a huge integer and `multipleOf`
             return False
+
+    async def filter(self, items: Sequence[T], answer_of: Callable[[T], str | None]) -> list[T]:
+        """Those of ``items`` whose answers are accepted. In a thread, because some checks take long."""
+        return await asyncio.to_thread(lambda: [item for item in items if self.accepts(answer_of(item))])
 
     @staticmethod
     def same(a: str, b: str) -> bool:
@@ -90,17 +99,17 @@ def refusal(problem: str) -> BadInput:
 
 
 class _Size:
-    """Counts subschemas, and refuses keywords, depths and references that could make a check expensive."""
+    """Counts parts, and refuses keywords, depths and references that could make a check expensive."""
 
     def __init__(self, root: Any):
         self.root = root
         self.nodes = 0
 
     def of(self, schema: Any, depth: int, references: tuple[str, ...]) -> int:
-        """Number of subschemas of ``schema``; ``references`` are those on the way to it."""
-        self.nodes += 1
-        if depth > MAX_DEPTH or self.nodes > MAX_NODES:
-            raise refusal(f"it is deeper than {MAX_DEPTH} levels or has more than {MAX_NODES} parts")
+        """Number of parts of ``schema``, as of MAX_NODES; ``references`` are those on the way to it."""
+        if depth > MAX_DEPTH:
+            raise refusal(f"it is deeper than {MAX_DEPTH} levels")
+        self._add(1)
         if isinstance(schema, bool):
             return self.nodes
         if not isinstance(schema, Mapping):
@@ -118,9 +127,18 @@ class _Size:
             elif keyword in NAMED:
                 for part in value.values() if isinstance(value, Mapping) else [value]:
                     self.of(part, depth + 1, references)
+            elif keyword == "required":
+                self._add(_count(value))
+            elif keyword in ("enum", "const"):
+                self._add(_count(value) // COMPARISONS)
             elif keyword not in VALUES | ANNOTATIONS:
                 raise refusal(f"the keyword `{keyword[:40]}` is not supported")
         return self.nodes
+
+    def _add(self, parts: int) -> None:
+        self.nodes += parts
+        if self.nodes > MAX_NODES:
+            raise refusal(f"it has more than {MAX_NODES} parts")
 
     def _follow(self, reference: Any, depth: int, references: tuple[str, ...]) -> None:
         match = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None

@@ -34,7 +34,8 @@ async def signed(
     body.user = caller.owner(user)
     if ids := set(body.file_ids()):
         body.use_files(await asyncio.to_thread(_file_urls, state, caller, ids))
-    reply_format = format(state.config, body, started)
+    # In a thread: the check of a schema takes up to .4 s.
+    reply_format = await asyncio.to_thread(format, state.config, body, started)
     if reply_format.query.sampling.priority < state.config.serve.priority and "steer" not in caller.scopes:
         message = f"a `priority` below {state.config.serve.priority} needs the scope steer, which {caller.label} lacks"
         raise ApiError(403, message, "missing_scope", "priority")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from itertools import pairwise
 from typing import Any
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.errors import BadInput
-from pixelis.serve.answer_format import OBJECT, AnswerFormat
+from pixelis.serve.answer_format import MAX_CHECKS, OBJECT, AnswerFormat
 
 POINT = {
     "type": "object",
@@ -81,6 +83,7 @@ def doubling(depth: int) -> dict[str, Any]:
         {"minimum": float("nan")},
         {"$ref": "#/$defs/a%62", "$defs": {"a%62": {}, "ab": {"pattern": "(a+)+$"}}},
         doubling(14),
+        {"anyOf": [{"$ref": "#/$defs/a"}] * 60, "$defs": {"a": {"enum": [1] * 2000}}},
     ],
 )
 def test_a_hostile_schema_is_refused(schema: dict[str, Any]) -> None:
@@ -97,12 +100,51 @@ def test_a_deep_schema_is_refused() -> None:
         AnswerFormat(schema)
 
 
-def test_no_answer_makes_a_check_long() -> None:
-    largest = AnswerFormat(doubling(7))
+def each(part: dict[str, Any], **definitions: Any) -> dict[str, Any]:
+    """A schema of which every value of an array fails ``part``, and is accepted afterwards."""
+    return {"items": {"anyOf": [part, {}]}, "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (each({"$ref": "#/$defs/d0"}, **doubling(7)["$defs"]), 1),
+        (each({"anyOf": [{"type": "string"}] * 300}), 1),
+        (each({"anyOf": [{"multipleOf": 0.3}] * 60}), 1e308),
+        (each({"anyOf": [{"enum": [*range(1500)]}]}), -1),
+        (each({"anyOf": [{"$ref": "#/$defs/a"}] * 7}, a={"enum": [1] * 800}), 2),
+        (each({"anyOf": [{"$ref": "#/$defs/a"}] * 6}, a={"required": [f"a{i}" for i in range(300)]}), {}),
+    ],
+)
+def test_no_answer_makes_a_check_long(schema: dict[str, Any], value: Any) -> None:
+    form = AnswerFormat(schema)
+    most = MAX_CHECKS // form.nodes - 1
     started = time.process_time()
-    largest.accepts(json.dumps([[1] * 30] * 1000))
-    assert AnswerFormat({"type": "array"}).accepts(json.dumps([1] * 1000))
-    assert time.process_time() - started < 10
+    assert form.accepts(json.dumps([value] * most))
+    assert time.process_time() - started < 3, "of .3 on an idle core"
+    started = time.process_time()
+    assert not form.accepts(json.dumps([value] * (most + 1)))
+    assert time.process_time() - started < 0.1
+
+
+def test_long_arrays_of_a_simple_schema_are_accepted() -> None:
+    assert AnswerFormat({"type": "array", "items": {"type": "integer"}}).accepts(json.dumps([1] * 5000))
+
+
+def test_a_number_too_large_for_a_fraction_is_no_answer() -> None:
+    assert not AnswerFormat({"multipleOf": 0.5}).accepts("1" + "0" * 400)
+    assert AnswerFormat({"multipleOf": 5}).accepts("1" + "0" * 400)
+
+
+def test_answers_are_checked_beside_the_event_loop() -> None:
+    threads = set[int]()
+
+    def answer_of(text: str) -> str:
+        threads.add(threading.get_ident())
+        return text
+
+    assert asyncio.run(AnswerFormat(OBJECT).filter(["{}", "[]", '{"a": 1}'], answer_of)) == ["{}", '{"a": 1}']
+    assert threading.get_ident() not in threads
 
 
 KEYWORDS = ["type", "properties", "items", "anyOf", "$ref", "$defs", "enum", "required", "minimum", "not", "multipleOf", "const"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -186,7 +187,7 @@ class ChatRequest(NamesFiles):
         """
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
-        answers = self.answer_format()
+        answers = self.answer_format
         unsupported = {
             "tools": bool(self.tools),
             "functions": bool(self.functions),
@@ -202,6 +203,7 @@ class ChatRequest(NamesFiles):
         refuse_unsupported(unsupported, self.model_extra)
         return read_messages(self._messages(), "messages")
 
+    @cached_property
     def answer_format(self) -> AnswerFormat | None:
         """The format of ``response_format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
         f = self.response_format or {}
@@ -336,7 +338,7 @@ class ChatFormat:
         if self.n > config.serve.samples:
             raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
-        answers = request.answer_format()
+        answers = request.answer_format
         top = request.top_logprobs or 0
         self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, top_log_probs=top, answers=answers)
         self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed)

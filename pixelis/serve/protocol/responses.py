@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -160,6 +161,7 @@ class ResponsesRequest(NamesFiles):
         """Let the conversation of ``previous_response_id`` precede the question."""
         self._earlier = earlier
 
+    @cached_property
     def answer_format(self) -> AnswerFormat | None:
         """The format of ``text.format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
         f = (self.text or {}).get("format") or {}
@@ -311,7 +313,7 @@ class ResponsesFormat:
         self.stream = bool(request.stream)
         stored = request.store is not False
         tokens, top_p = request.max_output_tokens, request.top_p
-        answers = request.answer_format()
+        answers = request.answer_format
         self.log_probs = LOG_PROBS in (request.include or ())
         self.query = agent_query(
             config,
