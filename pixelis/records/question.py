@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,10 @@ Span = tuple[Seconds, Seconds]
 
 Coordinates = Literal["thousand", "pixels", "unit"]
 """A model's coordinate scale: 0..1000, pixels of the view, or 0..1."""
+
+
+_OBSERVATION = re.compile(r"obs\d+(\.\d+)?")
+"""Ids of the images that operations return."""
 
 
 def new_id(prefix: str) -> str:
@@ -158,8 +163,12 @@ class Question(Record):
         return "\n".join([*earlier, self.question])
 
     @model_validator(mode="after")
-    def _media_of_history(self) -> Question:
-        names = [name for exchange in self.history for name in exchange.media]
-        if len(set(names)) < len(names) or not set(names) <= {item.id for item in self.media}:
+    def _media_by_id(self) -> Question:
+        names, ids = [name for exchange in self.history for name in exchange.media], [item.id for item in self.media]
+        if repeated := sorted({id for id in ids if ids.count(id) > 1}):
+            raise ValueError(f"several `media` have the id {', '.join(repeated)}")
+        if taken := [id for id in ids if _OBSERVATION.fullmatch(id)]:
+            raise ValueError(f"`media` cannot be named {', '.join(taken)}: the images of observations have these ids")
+        if len(set(names)) < len(names) or not set(names) <= set(ids):
             raise ValueError("each medium named in `history` must be one of `media`, and be named once")
         return self

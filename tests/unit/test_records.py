@@ -91,3 +91,15 @@ def test_a_weight_is_a_finite_number() -> None:
     row = '{"id": "a", "question": "Which?", "turns": [{"answer": "1"}], "weight": Infinity}'
     with pytest.raises(ValidationError, match="finite"):
         Demonstration.model_validate_json(row)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [(("img0", "img1", "img0"), "several `media` have the id img0"), (("img0", "obs12"), "cannot be named obs12")],
+)
+def test_each_medium_has_an_id_of_its_own(ids: tuple[str, ...], message: str) -> None:
+    """Pictures are looked up by id: one of two with the same id would never be shown."""
+    media = [{"id": id, "uri": "a.png"} for id in ids]
+    with pytest.raises(ValidationError, match=message):
+        Question.model_validate({"id": "q", "question": "?", "media": media})
+    assert Question.model_validate({"id": "q", "question": "?", "media": media[:1]}).media[0].id == "img0"
