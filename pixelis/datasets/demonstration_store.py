@@ -117,19 +117,21 @@ class BatchSampler:
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:
         """The numbers of the rows in batch ``step``, int64 [batch]. Each level has its share of the batch, rounded up or down."""
-        first, slots = step * self.batch, np.arange(self.batch)
         if mixture is None:
-            return np.asarray([self._row(0, position) for position in (first + slots).tolist()])
+            return np.asarray([self._row(0, step * self.batch + slot) for slot in range(self.batch)])
+        counts = self._counts(step + 1, mixture)
+        # As if this mixture had applied from the first step, so that a level's shuffle is exhausted before the next one.
+        spans = enumerate(zip(counts[:step].sum(0).tolist(), counts.sum(0).tolist(), strict=True), 1)
+        return np.asarray([self._row(pool, position) for pool, (start, end) in spans for position in range(start, end)])
+
+    def _counts(self, steps: int, mixture: Mixture) -> np.ndarray:
+        """The rows of each level in each of the first batches, int64 [steps, levels].
+
+        Systematic sampling: the slots of a batch are equidistant points, shifted at random, among the levels' shares.
+        """
         ends = np.cumsum(mixture)
-        points = (slots + np.random.default_rng([self.seed, 2, step]).random()) / self.batch * ends[-1]
-        last = max(i for i, share in enumerate(mixture) if share > 0)
-        levels = np.minimum(np.searchsorted(ends, points, side="right"), last)
-        rows = []
-        for level, share in enumerate(mixture):
-            # As if this mixture had applied from the first step, so that a level's shuffle is exhausted before the next one.
-            start = int(first * share / ends[-1])
-            rows += [self._row(1 + level, start + i) for i in range(int((levels == level).sum()))]
-        return np.asarray(rows)
+        shifts = np.random.default_rng([self.seed, 2]).random((steps, 1))  # of a step the same, however many there are
+        return np.diff(np.ceil(ends / ends[-1] * self.batch - shifts).astype(np.int64), axis=1, prepend=0)
 
     def share(self, step: int, mixture: Mixture | None, share: int, shares: int) -> np.ndarray:
         """One of `shares` equally large parts of `rows`, which have about equally many bytes of text, in the batch's order.

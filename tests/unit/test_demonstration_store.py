@@ -76,12 +76,20 @@ def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_sh
     assert BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(range(12, 24))
 
 
-def test_a_level_with_a_small_share_uses_up_its_rows_before_they_come_again(store: DemonstrationStore) -> None:
-    draw = BatchSampler(store, SftConfig(batch=10), seed=3)
-    rows = np.concatenate([draw.rows(step, (0.2, 0.3, 0.5)) for step in range(10)])
-    seen = Counter(rows[store.levels[rows] == 0].tolist())
-    assert len(seen) == ROWS // 3, "20 draws of 20 rows"
-    assert max(seen.values()) == 1
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**31), batch=st.integers(1, 40), parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any))
+@example(3, 10, (2, 3, 5))
+@example(0, 16, (5, 3, 2))
+def test_every_level_uses_up_its_rows_before_they_come_again(
+    store: DemonstrationStore, seed: int, batch: int, parts: tuple[int, int, int]
+) -> None:
+    mixture = tuple(part / sum(parts) for part in parts)
+    draw = BatchSampler(store, SftConfig(batch=batch), seed)
+    drawn = np.concatenate([draw.rows(step, mixture) for step in range(150)])
+    for level in range(3):
+        rows, pool = drawn[store.levels[drawn] == level], ROWS // 3
+        whole = rows[: len(rows) // pool * pool].reshape(-1, pool)
+        assert (np.sort(whole) == np.arange(level, ROWS, 3)).all(), "a pass draws each row once"
 
 
 def test_a_smaller_share_is_a_subset_of_a_larger_one(store: DemonstrationStore) -> None:
