@@ -37,13 +37,14 @@ from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.gate import RateLimit
 from pixelis.evolution.guard import AdaptiveKLController
+from pixelis.evolution.privacy import redact
 from pixelis.evolution.review_queue import State
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 from pixelis.telemetry import logs, tracing
 
-SAVE_S = 10.0
-"""Seconds between writes of the users in the share window."""
+SAVE_S, EXPIRE_S = 10.0, 3600.0
+"""Seconds between writes of the users in the share window, and between deletions by ``memory.retention_days``."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -114,8 +115,8 @@ class Evolution:
         self.queue.restore_shares()
         await self.promotion.open()
         await self._drop_withdrawn()
-        for task, views in await self.review_queue.approved():
-            await self.intake.approve(task, views)
+        for approved in await self.review_queue.approved():
+            await self.intake.approve(*approved)
         await self.monitor.note("start", "evolution", "start", "success", {"version": self.promotion.served})
         e = self.settings
         due_s = min(e.review.approve_after_s or e.alerts.every_s, e.alerts.every_s)
@@ -124,6 +125,7 @@ class Evolution:
             repeat(e.canary.watch_s, self.check_served, "checking the served version failed"),
             repeat(SAVE_S, self.queue.save_shares, "saving the shares of users failed"),
             repeat(due_s, self._approve_due, "approving due reviews failed"),
+            repeat(EXPIRE_S, self.intake.expire, "deleting old questions of the canary failed"),
         ]
         self.background = [asyncio.create_task(loop) for loop in loops]
 
@@ -405,6 +407,8 @@ class Evolution:
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
         decided, approved = await self.review_queue.decide(id, approve, reviewer or by, comment, answer)
         queued = approved is not None and await self.intake.approve(*approved)
+        if approved is not None and answer and self.memory is not None:
+            self.memory.correct(approved[0].experience_id, redact(answer))
         state = "approved" if approve else "rejected"
         if decided:
             self.counts[state] += 1

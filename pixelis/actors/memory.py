@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from pixelis.actors.memory_shard import shard_of
 from pixelis.config import MemoryConfig
-from pixelis.errors import InfraFailure
+from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory import Entry
 from pixelis.memory.rows import Place, experience
 from pixelis.memory.shard import unknown
@@ -252,6 +252,15 @@ class Memory:
         current = self._withdrawn = list(versions)
         for number in range(len(self.names)):
             self._run_in_background(send(number))
+
+    def correct(self, id: str, answer: str) -> None:
+        """Store a reviewer's answer as feedback, in the background; an experience with another answer votes and teaches no more."""
+
+        async def send() -> None:
+            with contextlib.suppress(BadInput, InfraFailure):
+                await self.feedback(id, Feedback(answer=answer, created_at=time.time()))
+
+        self._run_in_background(send())
 
     def learnt(self, ids: Sequence[str]) -> None:
         """Mark the experiences of which an update was made, in the background; a shard that does not answer misses it."""

@@ -230,29 +230,32 @@ class Promotion:
         Returns the version that serves now. Raises BadInput when there is no earlier version, MissingFile without its weights.
         """
         async with self.transition:
-            before = self.served
-            if version is None:
-                await self.store.roll_back.remote(before)
-                target = await self.store.promoted.remote()
-            else:
-                record = await self._record(version)
-                if version >= before or record.status is not VersionStatus.PROMOTED:
-                    raise BadInput(
-                        f"version {version} was not promoted before the served version {before}",
-                        code="no_version",
-                        fix="name a promoted version, or promote this one",
-                    )
-                await self.store.promote.remote(version)
-                target = version
-            await self._serve(target)
-            self.restore = target
-            self.rollbacks += 1
-            if self.history is not None:
-                self.history.roll_back(target)
-            self.unjudged = False
-            self._save()
-            await self.note("rollback", by, "roll_back", "success", {"version": target, "before": before, "reason": reason})
-            return target
+            return await self._roll_back(version, by, reason)
+
+    async def _roll_back(self, version: int | None, by: str, reason: str) -> int:
+        before = self.served
+        if version is None:
+            await self.store.roll_back.remote(before)
+            target = await self.store.promoted.remote()
+        else:
+            record = await self._record(version)
+            if version >= before or record.status is not VersionStatus.PROMOTED:
+                raise BadInput(
+                    f"version {version} was not promoted before the served version {before}",
+                    code="no_version",
+                    fix="name a promoted version, or promote this one",
+                )
+            await self.store.promote.remote(version)
+            target = version
+        await self._serve(target)
+        self.restore = target
+        self.rollbacks += 1
+        if self.history is not None:
+            self.history.roll_back(target)
+        self.unjudged = False
+        self._save()
+        await self.note("rollback", by, "roll_back", "success", {"version": target, "before": before, "reason": reason})
+        return target
 
     async def check_served(self, by: str = "watch") -> bool:
         """Judge the served version again; True when it fell and its predecessor serves again."""
@@ -269,20 +272,21 @@ class Promotion:
             cause = unwrap_ray_error(error) or error
             await self.note("canary", "canary", "watch", "failure", {"version": version, "cause": str(cause)})
             return False
-        if version != self.served:
-            return False  # another version serves meanwhile
-        if self.history is None:
-            self.history = PromotionHistory(self.config.evolution.canary, version, scores)
-        decision = self.history.judge_served(scores)
-        fell = decision.fell and version > 0
-        await self._record_judgement(version, decision, "roll_back" if fell else "keep")
-        if fell:
-            await self.roll_back(None, by, decision.reason)
-        elif self.unjudged:
-            self.history.promote(version, scores)
-            self.unjudged = False
-            self._save()
-        return fell
+        async with self.transition:  # a promotion under way ends first: what it serves then was not judged here
+            if version != self.served:
+                return False
+            if self.history is None:
+                self.history = PromotionHistory(self.config.evolution.canary, version, scores)
+            decision = self.history.judge_served(scores)
+            fell = decision.fell and version > 0
+            await self._record_judgement(version, decision, "roll_back" if fell else "keep")
+            if fell:
+                await self._roll_back(None, by, decision.reason)
+            elif self.unjudged:
+                self.history.promote(version, scores)
+                self.unjudged = False
+                self._save()
+            return fell
 
     # -- state ------------------------------------------------------------------------------------------------
 

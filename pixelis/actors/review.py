@@ -13,13 +13,13 @@ from pixelis.config import Config
 from pixelis.evolution.privacy import clean_png, redact, redact_record
 from pixelis.evolution.review_queue import Review, ReviewQueue, State, without_tokens
 from pixelis.evolution.vote import agrees
-from pixelis.records import Question, Trajectory, UpdateTask, Verdict
+from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
 
 MIN_TRAJECTORIES = 2
 """A group of fewer trajectories has no advantages."""
 
-TaskViews = tuple[UpdateTask, dict[str, list[np.ndarray]]]
-"""A task and the views of its trajectories, by trajectory id."""
+Approved = tuple[UpdateTask, dict[str, list[np.ndarray]], Question]
+"""A task, the views of its trajectories by trajectory id, and its stored question."""
 
 
 class AsyncReviewQueue:
@@ -69,20 +69,28 @@ class AsyncReviewQueue:
             return None
         return {**_shown(review), "pictures": await asyncio.to_thread(self.queue.pictures, id)}
 
-    async def decide(self, id: str, approve: bool, by: str, comment: str, answer: str | None) -> tuple[bool, TaskViews | None]:
+    async def dispute(self, experience_id: str, feedback: Feedback) -> int:
+        """See ``ReviewQueue.dispute``."""
+        return await asyncio.to_thread(self.queue.dispute, experience_id, feedback)
+
+    async def decide(self, id: str, approve: bool, by: str, comment: str, answer: str | None) -> tuple[bool, Approved | None]:
         """Decide once; whether this decided it, and the task to learn from. Raises BadInput as ``ReviewQueue.decide``."""
         async with self.deciding:
             review = await asyncio.to_thread(self.queue.get, id)
             waited = review is not None and review.state == "waiting"
             task = await asyncio.to_thread(self.queue.decide, id, "approved" if approve else "rejected", by, comment, answer)
-        return waited, None if task is None else (task, await asyncio.to_thread(self.queue.views, id))
+        if task is None or review is None:
+            return waited, None
+        return waited, (task, await asyncio.to_thread(self.queue.views, id), review.question)
 
-    async def approved(self) -> list[TaskViews]:
+    async def approved(self) -> list[Approved]:
         """Approved tasks that were not learnt from yet, in the order of decisions."""
 
-        def read() -> list[TaskViews]:
-            tasks = [self.queue.task(id) for id in self.queue.approved()]
-            return [(task, self.queue.views(task.id)) for task in tasks if task is not None]
+        def read() -> list[Approved]:
+            found = [(self.queue.task(id), self.queue.get(id)) for id in self.queue.approved()]
+            return [
+                (task, self.queue.views(task.id), row.question) for task, row in found if task is not None and row is not None
+            ]
 
         return await asyncio.to_thread(read)
 

@@ -8,15 +8,16 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 
 from pixelis.actors.cluster import use_reserved_gpus
 from pixelis.config import Config
 from pixelis.errors import BadInput
-from pixelis.records import Group
+from pixelis.records import Group, Question, Trajectory, Turn
 from pixelis.rewards.grader import Advance, Grader
 from pixelis.telemetry.metrics import count
 
@@ -43,9 +44,8 @@ class Scorer:
         if self.stateful and self.file.is_file():
             with contextlib.suppress(BadInput):  # the state of other rewards; a new run calls load
                 self.grader.load(self.file.read_bytes())
-                for line in self.journal.read_text(encoding="utf-8").splitlines() if self.journal.is_file() else ():
-                    with contextlib.suppress(ValueError):  # a line cut by a crash: its group is scored again
-                        row = json.loads(line)
+                for row in _read_journal(self.journal):
+                    if row.get("after", self.grader.step) == self.grader.step:  # else its step is in the state already
                         self.grader.observe(Group.model_validate(row["group"]), row["states"])
 
     def health(self) -> str:
@@ -67,12 +67,13 @@ class Scorer:
         for cause, episodes in Counter(t.unscored for t in scored.trajectories if t.unscored).items():
             count("scorer/unscored", episodes, {"cause": cause})
         if self.stateful and step is not None:
-            exclude = {"trajectories": {"__all__": {"turns": {"__all__": {"tokens", "log_probs"}}}}}
-            line = json.dumps({"group": scored.model_dump(mode="json", exclude=exclude), "states": states})
+            observed = _observed(scored).model_dump(mode="json", exclude_defaults=True)
             with self.lock:
-                self.journal.parent.mkdir(parents=True, exist_ok=True)
-                with self.journal.open("a", encoding="utf-8") as lines:
-                    lines.write(line + "\n")
+                if scored.id in self.grader.scored:  # else a step ended meanwhile, and its state has the group
+                    line = json.dumps({"after": self.grader.step, "group": observed, "states": states})
+                    self.journal.parent.mkdir(parents=True, exist_ok=True)
+                    with open(self.journal, "a", encoding="utf-8", opener=_private) as lines:
+                        lines.write(line + "\n")
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
@@ -108,3 +109,35 @@ class Scorer:
     def counts(self) -> dict[str, int]:
         """Counts of causes and statuses by name."""
         return dict(self.grader.services.counts)
+
+
+def _observed(group: Group) -> Group:
+    """What ``Grader.observe`` reads of a scored group. Text of callers stays out of the journal."""
+    trajectories = [
+        Trajectory(
+            id=t.id,
+            question_id=t.question_id,
+            group_id=t.group_id,
+            answer=t.answer,
+            rewards=t.rewards,
+            turns=[Turn(role="assistant", action=turn.action) for turn in t.turns if turn.is_policy],
+        )
+        for t in group.trajectories
+    ]
+    return Group(id=group.id, question=Question(id=group.question.id, question="-"), trajectories=trajectories)
+
+
+def _read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a journal, which is cut after its last complete line, so that new lines do not join half a one."""
+    if not path.is_file():
+        return
+    content = path.read_bytes()
+    if (end := content.rfind(b"\n") + 1) < len(content):
+        os.truncate(path, end)
+    for line in content[:end].splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

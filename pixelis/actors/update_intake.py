@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,10 +24,12 @@ from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import needs_review
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
-from pixelis.evolution.vote import agrees
+from pixelis.evolution.vote import contradicts
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
 
+REMEMBERED = 100_000
+"""Deletions and feedback remembered for tasks that are still on their way, at most; the latest."""
 LONGEST = 1600
 """Longer side at most of a picture that is held out for the canary, which stores and keeps it in memory."""
 
@@ -49,12 +51,16 @@ class UpdateIntake:
         pictures: UpdatePictures,
     ):
         self.settings, self.queue, self.promotion, self.review_queue = config.evolution, queue, promotion, review_queue
+        self.stores_pictures = config.memory.enabled and config.memory.pictures
+        self.retention_s = config.memory.retention_days * 86_400
         self.scoring, self.pictures, self.counts = scoring, pictures, queue.counts
         self.traffic, self.questions = traffic, NearQuestions()
         self.traffic.load(self.questions.group)
         self.collapse = Collapse(config.evolution.vote)
         self.clear = ClearShare(config.evolution.vote)
-        self.forgotten: deque[str] = deque(maxlen=1000)
+        self.forgotten: dict[str, None] = {}
+        self.feedback: dict[str, Feedback] = {}
+        """Ids of deleted experiences, and the last feedback about an experience."""
         self.unusable = 0
         """Tasks in a row from which nothing can be learnt."""
         self.unclear = 0
@@ -107,42 +113,54 @@ class UpdateIntake:
         self.counts["reviewed" if stored else "private"] += 1
         if task.experience_id in self.forgotten:  # forgotten while it was being stored
             await self.review_queue.forget([task.experience_id])
+        if feedback := self.feedback.get(task.experience_id):
+            await self.review_queue.dispute(task.experience_id, feedback)
         return stored
 
-    async def approve(self, task: UpdateTask, views: dict[str, Any]) -> bool:
+    async def approve(self, task: UpdateTask, views: dict[str, Any], question: Question) -> bool:
         """Queue a task that a reviewer approved; False if nothing can be learnt from it any more."""
         task = await self.scoring.score(task, views, None, None)
         pictures = await self._hold(views)
-        queued = self.queue.usable(task) and await self._push(task, pictures, task.question_id, approved=True)
+        group = self._question_group(task, question, views)
+        queued = self.queue.usable(task) and await self._push(task, pictures, group, approved=True)
         if not queued:
             await self.review_queue.done([task])
         return queued
 
     async def disown(self, experience_id: str, feedback: Feedback) -> None:
-        """Remove the tasks of an experience whose label the feedback calls wrong."""
+        """Remove the tasks of an experience whose label the feedback calls wrong, also those submitted later.
 
-        def contradicts(label: str) -> bool:
-            other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
-            return other_answer if feedback.correct is None else not feedback.correct
+        Those that wait for review are left to a person.
+        """
 
         def wrong(item: QueuedTask) -> bool:
-            return item.task.experience_id == experience_id and contradicts(item.task.pseudo_label)
+            return item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label)
 
+        if feedback.correct is None and feedback.answer is None:
+            return
+        self.feedback.pop(experience_id, None)  # the latest comes last
+        _remember(self.feedback, {experience_id: feedback})
         held_out = next((item for item in self.traffic.items if item.experience_id == experience_id), None)
-        if held_out is not None and contradicts((held_out.question.answers or [""])[0]):
+        if held_out is not None and contradicts(feedback, (held_out.question.answers or [""])[0]):
             self.traffic.forget([experience_id])
             await asyncio.to_thread(self.traffic.save)
         await self._withdraw("disowned", wrong)
+        await self.review_queue.dispute(experience_id, feedback)
 
     async def forget(self, experience_ids: list[str]) -> int:
         """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
         ids = set(experience_ids)
-        self.forgotten.extend(ids - {""})
+        _remember(self.forgotten, dict.fromkeys(ids - {""}))
         async with self.queue.changed:
             removed = self.queue.remove(lambda item: item.task.experience_id in ids)
         held_out = self.traffic.forget(experience_ids)
         await asyncio.to_thread(self.traffic.save)
         return len(removed) + held_out + await self.review_queue.forget(experience_ids)
+
+    async def expire(self) -> None:
+        """Remove the questions held out longer than ``memory.retention_days``."""
+        if self.traffic.expire(time.time() - self.retention_s):
+            await asyncio.to_thread(self.traffic.save)
 
     async def _withdraw(self, cause: str, chosen: Callable[[QueuedTask], bool]) -> None:
         """Remove the chosen tasks from the queue and count them under ``cause``."""
@@ -157,6 +175,9 @@ class UpdateIntake:
             return "refused"
         if self.paused and not approved:
             return "paused"
+        feedback = self.feedback.get(task.experience_id)
+        if feedback is not None and not approved and contradicts(feedback, task.pseudo_label):
+            return "disowned"
         return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
 
     def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
@@ -171,12 +192,12 @@ class UpdateIntake:
     async def _hold_out(self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]) -> bool:
         """Hold a task out for the canary with the question's pictures, not the policy's views of them; True if it was.
 
-        Questions about clips, and those whose pictures are lost, are not held out.
+        Questions about clips, and those whose pictures are lost, are not held out; none is where the memory stores no pictures.
         """
         canary = self.promotion.canary
         known = all(media.kind == "image" and media.id in originals for media in question.media)
         source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
-        if canary is None or not known or not self.traffic.wants(task, question, source, cap):
+        if canary is None or not (known and self.stores_pictures) or not self.traffic.wants(task, question, source, cap):
             return False
         try:
             arrays = await asyncio.gather(*(originals[media.id] for media in question.media))
@@ -184,6 +205,8 @@ class UpdateIntake:
             return False
         pictures = await asyncio.to_thread(self._shrunk, dict(zip((m.id for m in question.media), arrays, strict=True)))
         (own,) = await asyncio.to_thread(fetch, [{task.id: [picture.ref for picture in pictures.values()]}])
+        if self._refusal(task) or not self.traffic.wants(task, question, source, cap):  # deleted or called wrong since
+            return False
         self.traffic.add(task, question, source, dict(zip(pictures, own[task.id], strict=True)))
         canary.keep(task.id, pictures)
         self.counts["held_out"] += 1
@@ -201,3 +224,10 @@ class UpdateIntake:
             self.queue.push(QueuedTask(task, views, question, approved))
             self.queue.changed.notify_all()
             return True
+
+
+def _remember(memory: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Add items; the oldest beyond REMEMBERED are dropped."""
+    memory.update(new)
+    for name in list(itertools.islice(memory, max(0, len(memory) - REMEMBERED))):
+        del memory[name]

@@ -16,7 +16,7 @@ class VotingConfig(Section):
         "success and age; confidence: the most confident vote; ensemble: majority of these three; trajectory: answers "
         "weighted by how alike the operations of their trajectories are",
     )
-    min_votes: int = Field(3, ge=1, description="minimum number of votes; with fewer the confidence is 0")
+    min_votes: int = Field(3, ge=1, description="minimum number of votes; fewer teach nothing, and halve the confidence")
     abstain: float = Field(
         0.0,
         ge=0,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import sqlite3
 import threading
@@ -27,8 +28,8 @@ from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.privacy import redact, redact_record
 from pixelis.evolution.updates import relabel, unlabelled
-from pixelis.evolution.vote import agrees
-from pixelis.records import Question, Record, Trajectory, UpdateTask, Verdict
+from pixelis.evolution.vote import agrees, contradicts
+from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, Verdict
 
 State = Literal["waiting", "approved", "rejected"]
 SCHEMA = 1
@@ -49,6 +50,8 @@ CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 COLUMNS = "id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer"
 CONTROL_TOKEN = re.compile(r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_response|grounding)\b[^<>]*>", re.IGNORECASE)
 """Tokens of chat templates and tags of dialects: in a label they would teach the policy to end or forge turns."""
+DISPUTED = "feedback calls the answer wrong"
+"""Comment of a waiting review that no time may approve."""
 MAX_VIEW_BYTES = 1 << 30
 """Largest view that is read back: a damaged shape must not allocate all memory."""
 
@@ -84,6 +87,7 @@ class ReviewQueue:
         self.lock = threading.RLock()
         with self._failures():
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT, 0o600))
             # Only this process uses it, so the index of its log need not be a mapped file; see pixelis.memory.database.connect.
             address = f"{self.path.absolute().as_uri()}?vfs=unix-excl"
             self.store = sqlite3.connect(address, uri=True, timeout=30.0, check_same_thread=False)
@@ -179,9 +183,17 @@ class ReviewQueue:
             views[row["name"]].append(np.frombuffer(_decompress(row["data"], math.prod(shape)), np.uint8).reshape(shape).copy())
         return views
 
+    def dispute(self, experience_id: str, feedback: Feedback) -> int:
+        """Leave waiting reviews of an experience to a person if feedback calls their label wrong; returns their number."""
+        rows = self._rows(f"SELECT {COLUMNS} FROM reviews WHERE state = 'waiting' AND experience = ?", (experience_id,))
+        wrong = [row["id"] for row in rows if contradicts(feedback, _review(row).task.pseudo_label)]
+        with self._transaction():
+            self.store.executemany("UPDATE reviews SET comment = ? WHERE id = ?", [(DISPUTED, id) for id in wrong])
+        return len(wrong)
+
     def due(self, now: float, after_s: float) -> list[str]:
-        """Ids of the updates that have waited ``after_s`` seconds or longer, oldest first."""
-        sql = "SELECT id FROM reviews WHERE state = 'waiting' AND created_at <= ? ORDER BY created_at, rowid"
+        """Ids of the updates that have waited ``after_s`` seconds or longer and are not disputed, oldest first."""
+        sql = "SELECT id FROM reviews WHERE state = 'waiting' AND comment = '' AND created_at <= ? ORDER BY created_at, rowid"
         return [row["id"] for row in self._rows(sql, (now - after_s,))]
 
     def waiting(self) -> int:

@@ -36,12 +36,13 @@ MIN_QUESTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class TrafficQuestion:
-    """A question with its elected answer, and its uint8 pictures by media id."""
+    """A question with its elected answer, its uint8 pictures by media id, and when it was asked (seconds since the epoch)."""
 
     question: Question
     pictures: dict[str, np.ndarray]
     source: Source
     experience_id: str
+    created_at: float
 
 
 class TrafficQuestions:
@@ -107,12 +108,18 @@ class TrafficQuestions:
         shapes = {id: picture.shape for id, picture in pictures.items()}
         media = [m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media]
         canary_question = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})
-        item = TrafficQuestion(canary_question, dict(pictures), source, task.experience_id)
+        item = TrafficQuestion(canary_question, dict(pictures), source, task.experience_id, task.created_at)
         self.items = [*self.items, item][-self.config.traffic :]
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the questions of these experiences; returns their number."""
         remaining = [item for item in self.items if item.experience_id not in experience_ids]
+        removed, self.items = len(self.items) - len(remaining), remaining
+        return removed
+
+    def expire(self, before: float) -> int:
+        """Remove the questions asked before a time (seconds since the epoch); returns their number."""
+        remaining = [item for item in self.items if item.created_at >= before]
         removed, self.items = len(self.items) - len(remaining), remaining
         return removed
 
@@ -130,10 +137,15 @@ def _file_name(item: TrafficQuestion) -> str:
 
 
 def _write(path: Path, item: TrafficQuestion) -> None:
-    record = {"question": item.question.model_dump(mode="json"), "user": item.source.user, "experience_id": item.experience_id}
+    record = {
+        "question": item.question.model_dump(mode="json"),
+        "user": item.source.user,
+        "experience_id": item.experience_id,
+        "created_at": item.created_at,
+    }
     arrays: dict[str, Any] = {f"picture_{index}": picture for index, picture in enumerate(item.pictures.values())}
     aside = path.with_suffix(".aside")
-    with open(aside, "wb") as file:
+    with open(aside, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         text = json.dumps({**record, "pictures": list(item.pictures)}).encode()
         np.savez_compressed(file, record=np.frombuffer(text, np.uint8), **arrays)
         file.flush()
@@ -146,7 +158,11 @@ def _read(path: Path) -> TrafficQuestion:
         record = json.loads(arrays["record"].tobytes())
         pictures = {name: arrays[f"picture_{index}"] for index, name in enumerate(record["pictures"])}
     return TrafficQuestion(
-        Question.model_validate(record["question"]), pictures, Source(record["user"], ""), record["experience_id"]
+        Question.model_validate(record["question"]),
+        pictures,
+        Source(record["user"], ""),
+        record["experience_id"],
+        float(record.get("created_at", path.stat().st_mtime)),
     )
 
 

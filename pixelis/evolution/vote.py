@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pixelis.config import EvolutionConfig, VotingConfig
 from pixelis.evolution.action_similarity import action_similarity, actions
-from pixelis.records import Experience, Neighbour, Question, Trajectory, Verdict, Vote
+from pixelis.records import Experience, Feedback, Neighbour, Question, Trajectory, Verdict, Vote
 from pixelis.rewards.equality import Same, classes, same_text, spellings
 from pixelis.rewards.scorers import canonical
 
@@ -42,6 +42,12 @@ UNANIMOUS = 1.2
 def agrees(answer: str | None, label: str) -> bool:
     """True when ``answer`` is the text or the quantity of ``label``, whichever scorer a question has."""
     return answer is not None and same_text(answer, label)
+
+
+def contradicts(feedback: Feedback, label: str) -> bool:
+    """True when feedback calls an answer wrong whose label is this one, or gives another answer."""
+    other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
+    return other_answer if feedback.correct is None else not feedback.correct
 
 
 # -- voters --------------------------------------------------------------------------------------------------------

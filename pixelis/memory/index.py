@@ -218,8 +218,9 @@ class Index:
         self.built: Built | None = None
         self._lock = threading.RLock()
         self._draining = self._stale = False
-        self._removed: set[int] | None = None
-        """Rows removed while a replacement is being built."""
+        self._removed: dict[int, bool] | None = None
+        """Rows removed while a replacement is being built, and whether they are wiped."""
+        self._wipes = 0
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         faiss.omp_set_num_threads(int(threads) if threads.isdigit() else 1)
 
@@ -241,11 +242,12 @@ class Index:
     def remove(self, rows: Sequence[int], wipe: bool = False) -> None:
         """Remove rows from all results; unknown rows are ignored. ``wipe``: also erase their values from memory."""
         with self._lock:
+            self._wipes += wipe
             for row in rows:
                 if not self.tail.remove(row) and self.built is not None and self.built.remove(row, wipe) and wipe:
                     self._stale |= self.config.index == "ivf"
                 if self._removed is not None:
-                    self._removed.add(row)
+                    self._removed[row] = wipe
 
     def search(self, vectors: np.ndarray, k: int) -> Neighbours:
         """The ``k`` nearest rows of each of ``vectors`` [n, width] and their similarities: cosine or negative distance."""
@@ -302,10 +304,10 @@ class Index:
             tail = np.fromiter(self.tail.places, np.int64, len(self.tail))
             parts = [(tail, self.tail.take(tail.tolist()))] + ([self.built.alive()] if self.built else [])
             rows, vectors = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-            self._removed, self._stale = set(), False
+            self._removed = {}
         if len(rows) == 0:
             with self._lock:
-                self.built, self._removed = None, None
+                self.built, self._removed, self._stale = None, None, False
             return False
         fresh = None
         if self.config.index == "hnsw" or len(rows) >= MIN_PER_LIST * self.config.ivf.nlist:
@@ -328,6 +330,8 @@ class Index:
             else:
                 for row in self._removed:
                     fresh.remove(row, wipe=True)
+            # Lists cannot be wiped in place: another replacement has to leave out what was deleted meanwhile.
+            self._stale = self.config.index == "ivf" and fresh is not None and any(self._removed.values())
             self.tail, self.built, self._removed = new_tail, fresh, None
         return True
 
@@ -347,15 +351,17 @@ class Index:
         shape = [c.hnsw.M, c.hnsw.ef_construction] if c.index == "hnsw" else [c.ivf.nlist]
         return {"index": c.index, "metric": c.metric, "width": self.width, "shape": shape, "faiss": faiss.__version__}
 
-    def save(self, path: Path, owner: str) -> None:
+    def save(self, path: Path, owner: str) -> bool:
         """Write the built index to a temporary file and rename it into place; ``owner`` is the name of its database.
 
-        Only for the maintenance thread, which alone adds to the built index. The mask of removed rows is not saved.
+        Only for the maintenance thread, which alone adds to the built index. The mask of removed rows is not saved. Returns False
+        if a row was wiped meanwhile: the file would have had it.
         """
-        built = self.built
+        with self._lock:
+            built, wipes = (None if self._stale else self.built), self._wipes
         if built is None:
             path.unlink(missing_ok=True)
-            return
+            return True
         body = built.rows.tobytes(), faiss.serialize_index(built.index).data
         digest = hashlib.sha256()
         for part in body:
@@ -369,7 +375,12 @@ class Index:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        with self._lock:
+            if self._wipes != wipes:
+                aside.unlink()
+                return False
+            os.replace(aside, path)
+        return True
 
     def load(self, path: Path, owner: str, present: np.ndarray) -> bool:
         """Load the built index from ``path``; rows that are not in ``present`` (int64) are masked.

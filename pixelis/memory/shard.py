@@ -119,8 +119,9 @@ class Shard:
         while not self._stop.is_set() and index.maintain(self._stop.is_set):
             self._since_save += 1
         if self._since_save and (index.built is not initial or not self._index_file.exists() or self._since_save > TAIL // 16):
-            index.save(self._index_file, self.name)
-            self._since_save = 0
+            changes = self._since_save
+            if index.save(self._index_file, self.name):
+                self._since_save -= changes
 
     def close(self) -> None:
         """Finish pending writes, save the index and unlock the folder."""
@@ -441,7 +442,8 @@ class Shard:
 
     def prune(self, now: float) -> Ids:
         """Delete experiences older than ``retention_days``; returns their ids and adds a line to ``pruning.jsonl``."""
-        pruned = self._delete("created_at < ?", now - self.config.retention_days * DAY)
+        before = now - self.config.retention_days * DAY
+        pruned = self._delete("created_at < ?", before, copies_before=before)
         self.database.write(lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,)))
         if pruned:
             line = {"time": now, "retention_days": self.config.retention_days, "count": len(pruned), "ids": pruned}
@@ -451,17 +453,18 @@ class Shard:
                 os.fsync(file.fileno())
         return pruned
 
-    def _delete(self, condition: str, value: Any) -> Ids:
+    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> Ids:
         def change(db: sqlite3.Connection) -> SeqIds:
             victims = db.execute(f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)).fetchall()
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        for copy in self.folder.glob("damaged-*"):  # a deletion reaches the copies of damaged files too
-            copy.unlink()
         victims = self.database.write(change, lambda victims: self._apply_removed([seq for seq, _ in victims], wipe=True))
         if victims:
             self.database.forget()
+        for copy in self.folder.glob("damaged-*"):  # a damaged file may have what is deleted, and what nobody can name any more
+            if victims or copy.stat().st_mtime < copies_before:
+                copy.unlink()
         return [name for _, name in victims]
 
     # --- export, import -----------------------------------------------------------------------------------------------------
@@ -475,10 +478,7 @@ class Shard:
 
         ``accepts`` tells whether an id belongs to this shard. Raises BadInput for another kind of file.
         """
-        added = 0
-        for entries in portable.read(path):
-            added += sum(self.add([entry for entry in entries if accepts(entry.experience.id)]))
-        return added
+        return sum(sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path))
 
 
 def _withdrawn(db: sqlite3.Connection) -> set[int]:

@@ -274,7 +274,7 @@ def test_without_a_key_only_local_host_names_are_accepted(settings: Callable[...
 def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> None:
     config = settings("evolution.review.share=1", f"run.dir={tmp_path}")
     generators = [ray.get_actor(name) for name in backends.generators]
-    evolution = Evolution.options(name="reviewing").remote(config, generators, ray.get_actor(STORE))
+    evolution = Evolution.options(name="reviewing").remote(config, generators, ray.get_actor(STORE), memory=backends.memory)
     ray.get(evolution.health.remote())  # its start must not count against the gateway's timeouts
     shown: dict[str, Any] = {}
 
@@ -287,7 +287,7 @@ def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backen
         raise AssertionError(f"{len(data)} updates wait for review, not {count}")
 
     async def decided(client: httpx.AsyncClient) -> None:
-        await ask("say 7,7,7,8", learn=True)(client)
+        reply = (await ask("say 7,7,7,8", learn=True)(client)).json()
         (review,) = await waiting(client, 1)
         path = f"/v1/review/{review['id']}"
         shown.update((await client.get(path)).json())
@@ -299,6 +299,12 @@ def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backen
         assert await waiting(client, 0) == []
         (approved,) = (await client.get("/v1/review", params={"state": "approved"})).json()["data"]
         assert (approved["id"], approved["reviewer"], approved["answer"]) == (review["id"], "bob", "8")
+        for _ in range(100):
+            experience = (await client.get(f"/v1/experiences/{reply['experience_id']}")).json()["experience"]
+            if experience["feedback"]:
+                break
+            await asyncio.sleep(0.05)
+        assert experience["feedback"][0]["answer"] == "8", "the memory knows, so that a 7 neither votes nor is rehearsed"
 
     async def deleted(client: httpx.AsyncClient) -> None:
         reply = (await ask("say 7,7,7,8", learn=True)(client)).json()

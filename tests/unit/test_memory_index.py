@@ -204,6 +204,50 @@ def test_a_wiped_vector_is_zero_in_the_graph() -> None:
     assert not (np.abs(values - unit(stored[7])).max(1) < 1e-6).any()
 
 
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_a_vector_deleted_while_the_index_is_written_is_not_in_the_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, index, file = vectors(200, 24), Index(config(kind), 24), tmp_path / "index.built"
+    index.add(range(200), stored)
+    settle(index)
+    serialize = index_module.faiss.serialize_index
+
+    def delete_then(built: object) -> object:
+        written = serialize(built)
+        index.remove([7], wipe=True)
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_module.faiss, "serialize_index", delete_then)
+        assert not index.save(file, "owner")
+    assert not list(tmp_path.iterdir())
+    settle(index)
+    assert index.save(file, "owner")
+    assert unit(stored[7:8]).tobytes() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_vector_deleted_while_lists_are_built_is_in_no_file(tmp_path: Path, stops: bool) -> None:
+    stored, index, file = vectors(400, 24), Index(config("ivf"), 24), tmp_path / "index.built"
+    index.add(range(400), stored)
+    if stops:
+        settle(index)
+        index.remove([7], wipe=True)
+
+    def during() -> bool:
+        index.remove([7], wipe=True)
+        return stops
+
+    assert index.maintain(during) is not stops
+    index.save(file, "owner")
+    assert not file.exists(), "these lists still have the vector"
+    settle(index)
+    index.save(file, "owner")
+    assert unit(stored[7:8]).tobytes() not in file.read_bytes()
+    assert 7 not in index.search(stored[7:8], 20)[1]
+
+
 def test_a_row_on_its_way_into_the_built_part_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "STEP", 4)
     index = Index(config("hnsw"), 24)

@@ -107,6 +107,44 @@ def test_a_candidate_without_evidence_is_not_served_and_the_learner_goes_on_from
     assert (promotion.served, promotion.restore, promotion.base) == (2, None, 2)
 
 
+class Slow(GeneratorRouter):
+    """Loads version ``version`` when ``go`` is set."""
+
+    def __init__(self, version: int):
+        super().__init__([])
+        self.waits_for, self.entered, self.go = version, asyncio.Event(), asyncio.Event()
+
+    async def load(self, version: int, arrange: Any = None) -> None:
+        if version == self.waits_for:
+            self.entered.set()
+            await self.go.wait()
+        await super().load(version, arrange)
+
+
+def test_a_fall_of_the_version_before_does_not_roll_back_one_that_is_promoted_meanwhile(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store, judge = Store(str(tmp_path)), Judge()
+        judge.right = {0: 90, 1: 95, 2: 99}
+        promotion = new_promotion(tmp_path, store, judge)
+        await offer(promotion, store, 1.0)
+        assert promotion.served == 1
+        router = promotion.router = Slow(2)
+        promoting = asyncio.create_task(promotion.offer(store.publish(adapter(2.0), "evolve", 0, {}, promote=False)))
+        await router.entered.wait()
+        judge.right[1] = 50
+        watch = asyncio.create_task(promotion.check_served())
+        await asyncio.sleep(0.05)
+        router.go.set()
+        assert (await promoting, await watch) == (True, False)
+        assert (promotion.served, promotion.restore, promotion.rollbacks) == (2, None, 0)
+        assert [v.status for v in store.list()] == [VersionStatus.PROMOTED] * 3
+        judge.right[2] = 50
+        assert await promotion.check_served()
+        assert promotion.served == 1
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_crash_during_a_promotion_keeps_the_history(tmp_path: Path, forced: bool) -> None:
     store, judge = Store(str(tmp_path)), Judge()

@@ -17,7 +17,7 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
-from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.records import Feedback, Group, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
 
 PNG = b"\x89PNG not really"
 QUESTION = Question(
@@ -168,6 +168,20 @@ def test_due_lists_updates_that_waited_long_enough(tmp_path: Path) -> None:
     assert queue.due(1e9, 60.0) == [ids[2], ids[0]]
     assert [r.id for r in queue.reviews(limit=1)] == [ids[2]]
     assert len(queue.reviews(None)) == 3
+
+
+def test_a_review_that_feedback_disputes_waits_for_a_person(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    disputed, other = put(queue, 0, "exp_0"), put(queue, 1, "exp_1")
+    assert queue.dispute("exp_0", Feedback(answer="7")) == 0, "feedback that confirms the label"
+    assert queue.dispute("exp_0", Feedback(correct=False)) == 1
+    queue.close()
+    queue = ReviewQueue(tmp_path / "review.db")
+    assert queue.due(1e9, 60.0) == [other]
+    (first, _) = queue.reviews()
+    assert (first.id, first.state, first.comment) == (disputed, "waiting", "feedback calls the answer wrong")
+    assert queue.decide(disputed, "approved", "ann") is not None
+    assert (tmp_path / "review.db").stat().st_mode & 0o777 == 0o600
 
 
 def test_forget_removes_the_pictures_too(tmp_path: Path) -> None:

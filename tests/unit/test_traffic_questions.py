@@ -17,7 +17,13 @@ CONFIG = load(None, ["evolution.canary.traffic=8", "evolution.canary.traffic_sha
 
 
 def offer(
-    questions: TrafficQuestions, number: int, user: str = "anna", group: str = "", text: str = "which?", confidence: float = 1.0
+    questions: TrafficQuestions,
+    number: int,
+    user: str = "anna",
+    group: str = "",
+    text: str = "which?",
+    confidence: float = 1.0,
+    created_at: float = 0.0,
 ) -> bool:
     image = ImageView(id="img0", source_size=(40, 30), view_size=(8, 6))
     trajectory = Trajectory(id=f"t{number}", question_id="q", group_id="g", images=[image])
@@ -27,7 +33,7 @@ def offer(
         trajectories=[trajectory],
         pseudo_label="7",
         confidence=confidence,
-        created_at=0.0,
+        created_at=created_at,
         experience_id=f"exp{number}",
     )
     question = Question(id="q", question=text, media=[Media(id="img0", uri="sha256:x", width=40, height=30)])
@@ -72,6 +78,20 @@ def test_questions_outlast_a_restart_and_deleted_ones_do_not(tmp_path: Path) -> 
     restarted.forget(["exp0", "exp2"])
     restarted.save()
     assert not list(tmp_path.iterdir())
+
+
+def test_old_questions_expire_and_files_are_private(tmp_path: Path) -> None:
+    questions = TrafficQuestions(CONFIG, tmp_path)
+    offer(questions, 0, user="ann")
+    offer(questions, 1, user="bob", created_at=100.0)
+    questions.save()
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    restarted = TrafficQuestions(CONFIG, tmp_path)
+    restarted.load(lambda text, picture: text)
+    assert restarted.expire(50.0) == 1
+    restarted.save()
+    assert [item.experience_id for item in restarted.items] == ["exp1"]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_share_of_the_tasks_is_held_out() -> None:
