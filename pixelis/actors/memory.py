@@ -254,7 +254,7 @@ class Memory:
             self._run_in_background(send(number))
 
     def correct(self, id: str, answer: str) -> None:
-        """Store a reviewer's answer as feedback, in the background; an experience with another answer votes and teaches no more."""
+        """Store a reviewer's answer as feedback, in the background: an experience with another one neither votes nor teaches."""
 
         async def send() -> None:
             with contextlib.suppress(BadInput, InfraFailure):
