@@ -18,7 +18,7 @@ class DataConfig(Section):
     direct_share: float = Field(
         0.7, ge=0, le=1, description="share of the `cards:` demonstrations that answer without calling an operation"
     )
-    limit: int = Field(0, ge=0, description="use only the first N questions; 0: all")
+    limit: int = Field(0, ge=0, description="use only the first N usable questions or demonstrations; 0: all")
     shuffle_rows: int = Field(
         10_000, ge=1, description="size of the shuffle buffer in questions; a smaller source is shuffled as a whole"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ CPUS = 0.25
 
 
 def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstration]:
-    """The demonstrations of a source in its own order; ``count`` of them from `cards:`, which is endless.
+    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`, which is endless.
 
     Up to ``data.max_bad_rows`` unusable rows, including those that fail `check_demonstration`, are skipped; one more is an error.
     """
@@ -43,13 +42,17 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
     budget = BadRowBudget(source, data.max_bad_rows)
     operations = {operation.name: operation for operation in offered(config)}
     environments = select_environments(config.toolbox.environments)
-    for row in itertools.islice(read_rows(source, Demonstration), data.limit or None):
+    usable = 0
+    for row in read_rows(source, Demonstration):
         bad = row if isinstance(row, BadRow) else None
         if isinstance(row, Demonstration) and row.kind in config.sft.kinds:
             bad = check_demonstration(row, source, operations, environments)
         budget.add(bad)
         if isinstance(row, Demonstration) and bad is None:
             yield row
+            usable += 1
+            if usable == data.limit:
+                break
     budget.check()
 
 

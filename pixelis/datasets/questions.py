@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
@@ -168,6 +168,16 @@ def read_rows(source: str, kind: type[Question] = Question, on_labels: OnLabels 
     return checked if on_labels is None else _cut(checked, on_labels)
 
 
+def first_rows(rows: Iterable[T | BadRow], limit: int) -> Iterator[T | BadRow]:
+    """The rows up to the usable one of number ``limit``; all if that is 0."""
+    count = 0
+    for row in rows:
+        yield row
+        count += not isinstance(row, BadRow)
+        if 0 < limit == count:
+            return
+
+
 def epochs_of(
     rows: Callable[[], Iterator[T | BadRow]],
     weight: Callable[[T], float],
@@ -209,16 +219,12 @@ def epochs_of(
 
 def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
     """The usable ones of one pass, the first ``limit`` unless that is 0."""
-    count = 0
-    for row in rows:
+    for row in first_rows(rows, limit):
         bad = row if isinstance(row, BadRow) else None
         if budget is not None:
             budget.add(bad)
         if bad is None:
             yield cast("T", row)
-            count += 1
-            if count == limit:
-                break
     if budget is not None:
         budget.check()
 

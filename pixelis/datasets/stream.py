@@ -18,7 +18,15 @@ from pixelis.datasets.changes import Change, Read
 from pixelis.datasets.files import PART_BYTES, Part
 from pixelis.datasets.formats import Record, Records
 from pixelis.datasets.labels import Labels, OnLabels
-from pixelis.datasets.questions import BadRowBudget, epochs_of, read_questions, read_rows, require_text, sampling_weight
+from pixelis.datasets.questions import (
+    BadRowBudget,
+    epochs_of,
+    first_rows,
+    read_questions,
+    read_rows,
+    require_text,
+    sampling_weight,
+)
 from pixelis.records import Question
 
 TASKS = 128
@@ -66,9 +74,14 @@ def question_stream(
         yield question(text.text, text.labels)
 
 
-def record_stream(source: str, kind: type[Question], change: Change, cards: Read | None = None) -> Iterator[Text | BadRow]:
-    """The records of a source in order, once, as `read_rows` reads them, with changed texts. cards: reads a `cards:` source."""
-    reads = [cards] if cards is not None else [*_reads(source, kind, 0)]
+def record_stream(
+    source: str, kind: type[Question], change: Change, cards: Read | None = None, limit: int = 0
+) -> Iterator[Text | BadRow]:
+    """The records of a source in order, once, as `read_rows` reads them, with changed texts: the first ``limit`` usable ones.
+
+    cards: reads a `cards:` source.
+    """
+    reads = [cards] if cards is not None else [*_reads(source, kind, limit)]
     return _passes(kind.__name__ + "s", reads, change)()
 
 
@@ -106,16 +119,12 @@ def _reads(source: str, kind: type[Question], limit: int, with_text: bool = Fals
 
 
 def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Record], dict], labels: bool) -> Iterator[dict]:
-    count, cut = 0, dict[str, Labels]()
-    for value in read_rows(source, kind, None if labels else cut.__setitem__):
-        is_bad = isinstance(value, BadRow)
+    cut = dict[str, Labels]()
+    for value in first_rows(read_rows(source, kind, None if labels else cut.__setitem__), limit):
         if isinstance(value, BadRow):
             yield row(Record(value.file, value.row, value))
         else:
             yield row(Record(source, value.id, value, cut.pop(value.id, None)))
-        count += not is_bad
-        if count == limit:
-            break
     yield END
 
 

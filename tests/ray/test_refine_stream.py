@@ -49,6 +49,9 @@ def test_workers_write_the_files_of_one_process(tmp_path: Path, monkeypatch: pyt
     assert {"duplicate", "question_length"} < set(summary["dropped"])
     assert files == expected
     assert len(files["sft.jsonl"].splitlines()) > 10
+    few = [refined(tmp_path / f"few{workers}", str(source), workers, "data.limit=50") for workers in (0, 2)]
+    assert few[0] == few[1]
+    assert few[0][0]["rows"] == 53, "a torn line, a repeated id and a lost picture do not count"
 
 
 def test_generated_demonstrations_are_checked_by_workers_too(tmp_path: Path) -> None:

@@ -49,3 +49,9 @@ def test_errors_name_their_location(tmp_path: Path, row: dict[str, Any], column:
     assert message in str(caught.value)
     assert "pydantic" not in str(caught.value)
     assert read(tmp_path, {"turns": [LOOK, ANSWER]}, row, overrides=("data.max_bad_rows=1",)) == ["d0"]
+
+
+def test_a_limit_counts_usable_demonstrations(tmp_path: Path) -> None:
+    good, bad = {"turns": [LOOK, ANSWER]}, {"turns": [LOOK]}
+    few = ("data.limit=2", "data.max_bad_rows=1")
+    assert read(tmp_path, bad, good, good, good, bad, overrides=few) == ["d1", "d2"]

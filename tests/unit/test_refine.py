@@ -14,7 +14,9 @@ from refined import TASKS, demonstration, zoom
 from test_quality import rated
 
 from pixelis.config import Config, from_command_line, load
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import sets
+from pixelis.datasets.refinement.pipeline import records
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.jobs import refine
 from pixelis.records import Demonstration, Question, Step
@@ -99,6 +101,15 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     before = {name: (source.parent / "run" / name).read_bytes() for name in names}
     refine.run(config)
     assert before == {name: (source.parent / "run" / name).read_bytes() for name in names}
+
+
+def test_a_limit_keeps_the_first_usable_rows(source: Path):
+    good = rows(source.parent, 4)
+    (source / "a.jsonl").write_text("{not json\n" + "".join(d.model_dump_json() + "\n" for d in good), encoding="utf-8")
+    read_rows = list(records(settings(source, "data.limit=3")))
+    assert isinstance(read_rows[0], BadRow)
+    assert read_rows[1:] == good[:3]
+    assert len(list(records(settings(source)))) == 1 + 4 + 30
 
 
 def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Path, monkeypatch: pytest.MonkeyPatch):

@@ -283,12 +283,12 @@ class Pipeline:
 
 
 def records(config: Config) -> Iterable[Demonstration | BadRow]:
-    """The rows of ``data.demonstrations``."""
+    """The rows of ``data.demonstrations``, up to the usable one of number ``data.limit``."""
     source = config.data.demonstrations
     if source.startswith("cards:"):
         count = config.data.limit or config.refinement.count
         return questions.read_demonstrations(source, count, config.run.seed, config.data.direct_share)
-    return questions.read_rows(source, Demonstration)  # type: ignore[return-value]
+    return questions.first_rows(questions.read_rows(source, Demonstration), config.data.limit)  # type: ignore[arg-type]
 
 
 def distributions(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def checked_rows(config: Config, folder: Path) -> Iterator[CheckedRow | BadRow]:
     cards = functools.partial(_cards, config) if source.startswith("cards:") else None
     arguments = (config, str(folder.resolve()))
     change = Change(RowCheck, arguments, config.refinement.workers, config.toolbox.cpus, ROWS_AT_A_TIME)
-    for row in record_stream(source, Demonstration, change, cards):
+    for row in record_stream(source, Demonstration, change, cards, config.data.limit):
         yield row if isinstance(row, BadRow) else CheckedRow.from_json(row.text)
 
 
