@@ -25,8 +25,8 @@ from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
-COMPRESSIONS = (".gz", ".bz2", ".zst")
-"""Suffixes of compressed text files."""
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""Suffixes of compressed text files, and what pyarrow calls their compression."""
 OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options")
 """Options of a source after the question mark."""
 CHUNK = 1 << 20
@@ -143,6 +143,10 @@ def kind(path: str) -> str | None:
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
+def _compression(path: str) -> str | None:
+    return COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
+
+
 def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     """The rows of one file; see `read_part`."""
     return read_part(system, Part(path))
@@ -207,7 +211,7 @@ def _readable(path: str) -> Iterator[None]:
 def _text_lines(system: fs.FileSystem, part: Part) -> Generator[tuple[int, bytes], None, None]:
     """The lines of a part with their numbers."""
     if part.stop is None:
-        with system.open_input_stream(part.path, compression="detect", buffer_size=CHUNK) as stream:
+        with system.open_input_stream(part.path, compression=_compression(part.path), buffer_size=CHUNK) as stream:
             yield from enumerate(io.BufferedReader(stream, CHUNK), 1)
         return
     with system.open_input_file(part.path) as file:
@@ -239,7 +243,7 @@ def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     """Elements of a list, or consecutive objects. An error ends the file, because what follows it cannot be parsed."""
     decoder, text, number, position = json.JSONDecoder(), "", 0, 0
-    with system.open_input_stream(path, compression="detect", buffer_size=CHUNK) as stream:
+    with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
         size, at_end, in_list, closed = CHUNK, False, False, False
         try:

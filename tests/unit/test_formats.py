@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -430,6 +431,17 @@ def test_formats_without_an_id_of_their_own_are_called_by_their_file(folder: Pat
         write(folder, row, name=name)
     result = list(read_records(f"{folder}?media={folder}"))
     assert [record.id for record in result if isinstance(record, Question)] == ["easy/test-1", "hard/test-1", "test-1"]
+
+
+def test_files_of_one_name_in_one_folder_keep_their_suffix_in_the_ids(tmp_path: Path) -> None:
+    row = json.dumps({"problem": "?", "answer": "1"})
+    for name in ("train.json", "train.jsonl", "sub/train.jsonl", "test.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(row, encoding="utf-8")
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(row.encode()))
+    result = list(read_records(str(tmp_path)))
+    names = ["sub/train-1", "test-1", "train.json-1", "train.jsonl-1", "train.jsonl.gz-1"]
+    assert [record.id for record in result if isinstance(record, Question)] == names
 
 
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:

@@ -5,6 +5,7 @@ A format is recognised by the columns of a row, or named by the source (``rows.p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -78,7 +79,8 @@ class Record(NamedTuple):
 class Records:
     """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows.
 
-    Without ``labels`` the truths are cut off, and rows may lack them.
+    Without ``labels`` the truths are cut off, and rows may lack them. ``ambiguous``: the files whose names differ from another's
+    only in the suffix, which the ids of their rows keep.
     """
 
     source: Source
@@ -86,6 +88,7 @@ class Records:
     system: fs.FileSystem
     folder: str
     labels: bool = True
+    ambiguous: frozenset[str] = frozenset()
 
     @classmethod
     def open(cls, text: str, kind: type[Question] = Question, labels: bool = True) -> tuple[Records, list[str]]:
@@ -104,7 +107,10 @@ class Records:
             message = f"{text}: the turns of demonstrations name their options by letter, so that these cannot be shuffled"
             raise BadInput(message, fix="leave out shuffle_options")
         system, folder, files = source.files()
-        return cls(source, kind, system, folder, labels), files
+        stems = {path: _stem(path, folder) for path in files}
+        names = Counter(stems.values()) + Counter({_inside(path, folder) for path in files})
+        ambiguous = frozenset(path for path, stem in stems.items() if names[stem] > 1)
+        return cls(source, kind, system, folder, labels, ambiguous), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
         """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its first row."""
@@ -122,6 +128,7 @@ class Records:
         """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
         root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
         name = name or self.source.format
+        file = (_inside if part.path in self.ambiguous else _stem)(part.path, self.folder)
         seed = option_seed(self.source.shuffle_options)
         prompt = PromptTemplate(self.source.prompt) if self.source.prompt is not None else None
         for row in read_part(self.system, part):
@@ -129,8 +136,7 @@ class Records:
                 yield Record(row.file, row.row, row)
                 continue
             name = name or self._detect(row)
-            own_id = f"{_stem(part.path, self.folder)}-{row.number}"
-            arguments = own_id, FORMATS[name], root, self.kind, self.source.scorer
+            arguments = f"{file}-{row.number}", FORMATS[name], root, self.kind, self.source.scorer
             value = _record(row, *arguments, labels=self.labels)
             labelled = None if self.labels or isinstance(value, BadRow) else _record(row, *arguments)
             if seed is not None and isinstance(value, Question):
@@ -173,10 +179,14 @@ def _detect(row: FileRow) -> str:
         raise
 
 
+def _inside(path: str, folder: str) -> str:
+    """The path of a file below the folder of its source: several may be called `train`."""
+    whole = PurePosixPath(path)
+    return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
+
+
 def _stem(path: str, folder: str) -> str:
-    """The path of a file below the folder of its source, without the suffix: several may be called `train`."""
-    inside = PurePosixPath(path)
-    return str((inside.relative_to(folder) if inside.is_relative_to(folder) else inside).with_suffix(""))
+    return str(PurePosixPath(_inside(path, folder)).with_suffix(""))
 
 
 def _record(
