@@ -198,11 +198,16 @@ def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: 
 def test_geoqa_and_virl39k_are_read_as_files_of_rows(tmp_path: Path) -> None:
     (tmp_path / "images/test").mkdir(parents=True)
     (tmp_path / "images/test/0.png").write_bytes(png(8, 8))
-    row = {"image_path": "images/test/0.png", "question": "Find angle x.", "ground_truth": "145"}
-    put(tmp_path, "geoqa_test_prompts.jsonl", json.dumps(row))
-    (geo,) = read_rows(f"{tmp_path}/geoqa_test_prompts.jsonl")
-    assert isinstance(geo, Question)
-    assert (geo.question, geo.answers, geo.scorer) == ("Find angle x.", ["145"], "math")
+    picture = tmp_path / "data/Geo170K/images/test/0.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(png(8, 8))
+    row = {"image_path": "./Geo170K/images/test/0.png", "question": "Find angle x.", "ground_truth": "145"}
+    put(tmp_path, "prompts/geoqa_test_prompts.jsonl", json.dumps(row))
+    for media in ("../data", tmp_path / "data"):
+        (geo,) = read_rows(f"{tmp_path}/prompts/geoqa_test_prompts.jsonl?media={media}")
+        assert isinstance(geo, Question)
+        assert (geo.question, geo.answers, geo.scorer) == ("Find angle x.", ["145"], "math")
+        assert geo.media[0].uri == str(picture)
     inside = {"image": {"bytes": png(8, 8), "path": None}, "problem": "Find x.", "solution": "<answer> 145° </answer>"}
     pq.write_table(pa.Table.from_pylist([inside]), tmp_path / "train-00000-of-00001.parquet")
     (train,) = read_rows(f"{tmp_path}/train-00000-of-00001.parquet?cache={tmp_path / 'cache'}")
