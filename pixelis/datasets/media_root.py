@@ -13,7 +13,8 @@ from typing import IO, Any
 from pyarrow import fs
 
 from pixelis.datasets.fields import RowError
-from pixelis.errors import BadInput, InfraFailure
+from pixelis.errors import BadImage, BadInput, InfraFailure
+from pixelis.operations.encoded import read_encoded
 from pixelis.records import Media
 
 CACHE = "~/.cache/pixelis/media"
@@ -51,12 +52,14 @@ class MediaRoot:
     def reference(self, column: str, value: Any) -> str:
         """The URI of one image or clip, given as a path, a path below the folder, a ``data:`` or ``cards:`` URI, or bytes.
 
-        Bytes, alone or as ``{"bytes": ..., "path": ...}``, become a file of the cache. RowError ``media_type``, ``media_scheme``,
-        ``media_traversal``, ``media_not_found`` or ``no_media``. InfraFailure if the filesystem does not answer: a missing file
-        would shift the numbers of the questions, by which a run resumes.
+        Bytes, alone or as ``{"bytes": ..., "path": ...}``, and ``data:`` URIs become a file of the cache. RowError
+        ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``, ``bad_media`` or ``no_media``. InfraFailure if
+        the filesystem does not answer: a missing file would shift the numbers of the questions, by which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
+        if isinstance(value, str) and value[:5].lower() == "data:":
+            value = _decoded(column, value)
         if isinstance(value, bytes):
             return self._store(hashlib.sha256(value).hexdigest(), lambda file: file.write(value))
         if value is None or value == "":
@@ -64,7 +67,7 @@ class MediaRoot:
         if not isinstance(value, str):
             raise RowError(column, "media_type", f"a reference to an image is text, not {type(value).__name__}")
         if scheme := _SCHEME.match(value):
-            if scheme[1].lower() in ("data", "cards", "packaged"):
+            if scheme[1].lower() in ("cards", "packaged"):
                 return value
             raise RowError(column, "media_scheme", f"references to {scheme[1]}: are not followed")
         if "\0" in value:
@@ -117,6 +120,14 @@ class MediaRoot:
                 f"no file could be written below {self.cache}: {error}", fix="check network, disk and permissions"
             ) from None
         return str(target)
+
+
+def _decoded(column: str, url: str) -> bytes:
+    """The bytes of a ``data:`` URL. They are in memory anyway: `open_media` checks the caps."""
+    try:
+        return read_encoded(url, len(url), "image" if url[:11].lower() == "data:image/" else "video")
+    except BadImage as error:
+        raise RowError(column, "bad_media", error.message) from None
 
 
 def _existing(column: str, path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from collections.abc import Iterator
@@ -109,6 +110,20 @@ def test_parquet_rows_with_pictures_in_them_become_files_once(folder: Path) -> N
     assert (question.id, question.scorer, question.task) == ("vstar-12", "judge", "vstar")
     assert question.meta["system"] == "Tools"
     assert question.meta["env_name"] == "visual_toolbox_v2"
+
+
+def test_data_urls_become_files_too(folder: Path) -> None:
+    content = (folder / "images/1.png").read_bytes()
+    url = "DATA:image/png;base64," + base64.b64encode(content).decode()
+    clip = {"id": "vid0", "kind": "video", "frames": [url, url]}
+    row = {"id": "q", "question": "What?", "media": [{"id": "img0", "uri": url}, clip]}
+    question = one(write(folder, row) + f"?cache={folder / 'cache'}")
+    picture, frames = question.media
+    assert (Path(picture.uri).read_bytes(), frames.frames) == (content, [picture.uri, picture.uri])
+    for broken in ("data:image/png;base64,@", "data:image/png,text", "data:image/png;base64,"):
+        (bad,) = read_records(write(folder, {"id": "q", "question": "?", "media": [{"id": "img0", "uri": broken}]}))
+        assert isinstance(bad, BadRow)
+        assert (bad.column, bad.code) == ("media.0.uri", "bad_media")
 
 
 def test_ttrl_parquet_is_text_alone(folder: Path) -> None:

@@ -228,7 +228,7 @@ class _ImageSizes(dict[str, tuple[int, int]]):
         self.paths[key], self[key] = path, (0, 0)
 
     def get(self, key: str, default: Any = None) -> Any:
-        if key in self.paths and not self.paths[key].startswith(("data:", "cards:", "packaged:")):
+        if key in self.paths and not self.paths[key].startswith(("cards:", "packaged:")):
             self[key] = header_size(Path(self.paths.pop(key)), key)
         return super().get(key, default)
 
