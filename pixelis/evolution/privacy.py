@@ -168,7 +168,7 @@ def _redact_record(record: RecordT, redact: Redact) -> RecordT:
             update[name] = [_redact_record(item, redact) for item in value]
     match record:
         case Question():
-            update |= {"meta": redact_data(record.meta), "annotations": None}
+            update |= {"meta": redact_data(record.meta, redact), "annotations": None}
         case Media():
             update |= {"uri": f"stored:{record.id}", "frames": None}
         case ImageView():
@@ -178,16 +178,16 @@ def _redact_record(record: RecordT, redact: Redact) -> RecordT:
             if update["text"] != record.text:
                 update |= {"tokens": [], "log_probs": []}
         case Action():
-            update["arguments"] = redact_data(record.arguments)
+            update["arguments"] = redact_data(record.arguments, redact)
         case Observation():
-            update["data"] = redact_data(record.data)
+            update["data"] = redact_data(record.data, redact)
         case Verdict():
             weights: Counter[str] = Counter()
             for answer, weight in record.answer_weights.items():
                 weights[redact(answer)] += weight  # type: ignore[assignment]
             update["answer_weights"] = dict(weights)
         case Experience():
-            update["response"] = redact_data(record.response)
+            update["response"] = redact_data(record.response, redact)
             if record.user is not None and not PSEUDONYM.fullmatch(record.user):
                 update["user"] = pseudonym(record.user)
     return record.model_copy(update=update)
@@ -202,20 +202,20 @@ def _redact_texts(value: Any, redact: Redact) -> Any:
     return None if value is None else redact(value)
 
 
-def redact_data(value: Any) -> Any:
-    """JSON values with their texts redacted and data URLs removed; numbers, keys and masks stay.
+def redact_data(value: Any, redact: Redact = redact) -> Any:
+    """JSON values with their texts and keys redacted and data URLs removed; numbers and masks stay.
 
     Where the text of a recognised line changed, its ``words`` are removed: they spell it again.
     """
     if isinstance(value, str):
         return "" if value.startswith("data:") else redact(value)
     if isinstance(value, Mapping):
-        if "counts" in value and "size" in value:  # a run-length mask
+        if value.keys() == {"counts", "size"} and isinstance(value["size"], list | tuple):  # a run-length mask
             return dict(value)
-        cleaned = {key: redact_data(inner) for key, inner in value.items()}
+        cleaned = {redact(key): redact_data(inner, redact) for key, inner in value.items()}
         if "words" in cleaned and cleaned.get("text") != value.get("text"):
             cleaned["words"] = []
         return cleaned
     if isinstance(value, list | tuple):
-        return [redact_data(inner) for inner in value]
+        return [redact_data(inner, redact) for inner in value]
     return value

@@ -389,6 +389,15 @@ def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
     assert before.trajectory.turns[1].tokens == [4, 5]  # a copy: nothing of the original changed
 
 
+def test_keys_of_a_callers_data_are_redacted_and_cut():
+    data = {"metadata": {SECRET: "a", "x" * 20_000: "b"}, "text": {"format": {"schema": {"properties": {SECRET: {}}}}}}
+    data["metadata"] |= {"size": SECRET, "counts": "no mask"}
+    cleaned = redact_record(served().model_copy(update={"response": data})).response
+    assert SECRET not in str(cleaned)
+    assert max(map(len, cleaned["metadata"])) == MAX_CHARS
+    assert len(cleaned["text"]["format"]["schema"]["properties"]) == 1
+
+
 def test_an_experience_without_personal_data_keeps_its_tokens():
     plain = served("nobody")
     cleaned = redact_record(plain)

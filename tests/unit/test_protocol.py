@@ -22,9 +22,8 @@ from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
 from pixelis.serve.protocol.experiences import FeedbackRequest
 from pixelis.serve.protocol.log_probs import LogProbs
-from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest, Usage
+from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
 from pixelis.serve.protocol.question import Conversation, agent_query, check_data_urls, check_question, reply_cache_key
-from pixelis.serve.protocol.responses import ResponsesFormat, ResponsesRequest
 
 PICTURE = "data:image/png;base64,AAAA"
 CLIP = "data:video/mp4;base64,AAAA"
@@ -495,17 +494,6 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, a
         place = int(-token.logprob)
         assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [(str(place), token.logprob)] * (place % 3)
     assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
-
-
-def test_a_schema_is_checked_once_for_a_request() -> None:
-    config = load(None, [])
-    schema = {"type": "json_schema", "name": "digit", "schema": {"type": "integer"}}
-    question = parse_body(ChatRequest, chat(response_format={"type": "json_schema", "json_schema": schema}))
-    assert ChatFormat(config, question, 0.0).query.answers is question.answer_format
-    response = parse_body(
-        ResponsesRequest, json.dumps({"model": "pixelis-nano", "input": "q", "text": {"format": schema}}).encode()
-    )
-    assert ResponsesFormat(config, response, 0.0).query.answers is response.answer_format
 
 
 def test_a_request_has_the_services_priority_or_its_own() -> None:

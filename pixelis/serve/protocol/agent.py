@@ -27,7 +27,7 @@ from pixelis.serve.protocol.question import (
     sse_event,
 )
 
-Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])
+Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)])
 
 
 class EarlierQuestion(StrictModel):
@@ -59,7 +59,7 @@ class AgentRequest(StrictModel, NamesFiles):
     question: str
     image: Urls = Field(default_factory=list)  # type: ignore[valid-type]
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
-    history: list[EarlierQuestion] = Field(default_factory=list, max_length=MAX_EXCHANGES)
+    history: list[EarlierQuestion] = Field(default_factory=list, max_length=MAX_EXCHANGES, fail_fast=True)
     samples: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -72,6 +72,16 @@ class StrictModel(BaseModel):
     """A request body without type coercion or unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, body: Any) -> Any:
+        """The body with at most one unknown field: pydantic makes an error of each, and a body has room for a million."""
+        if not isinstance(body, dict):
+            return body
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in body if name not in known), None)
+        return {name: value for name, value in body.items() if name in known or name == unknown}
 
 
 def _plain_text(text: str) -> str:

@@ -99,7 +99,7 @@ class Part(LenientModel):
 
 class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
+    content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
 
     def content_of(self, param: str, files: Mapping[str, str]) -> tuple[str, list[str], list[str]]:
         """The text of all parts, the URLs of pictures and those of clips; ``param`` names the message.
@@ -155,7 +155,7 @@ class ChatRequest(NamesFiles):
     image_param: ClassVar[str] = "messages"
     video_param: ClassVar[str] = "messages"
     model: str
-    messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES)
+    messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     max_tokens: int | None = Field(None, ge=1)
@@ -170,10 +170,10 @@ class ChatRequest(NamesFiles):
     stop: text_or(Annotated[list[str], Field(max_length=MAX_STOPS)]) | None = None  # type: ignore[valid-type]
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Any = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    modalities: list[str] | None = None
+    modalities: list[str] | None = Field(None, max_length=16, fail_fast=True)
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None

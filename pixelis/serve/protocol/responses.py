@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
@@ -19,7 +19,7 @@ from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
-from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
 from pixelis.serve.protocol.files import NamesFiles, file_url, is_clip
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
@@ -35,6 +35,8 @@ from pixelis.serve.protocol.question import (
 from pixelis.serve.protocol.response_events import ResponseEvents
 from pixelis.serve.protocol.thoughts import ThoughtStream
 
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+"""Largest ``metadata``, as OpenAI has it."""
 PREFIX = "resp_"
 RESPONSE_ID = r"^resp_[0-9a-f]{16}$"
 MAX_ITEMS = 16 * MAX_EXCHANGES
@@ -82,7 +84,7 @@ class InputItem(LenientModel):
 
     type: Literal["message", "reasoning", "mcp_call"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: text_or(Annotated[list[InputPart], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
+    content: text_or(Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
 
     @model_validator(mode="before")
     @classmethod
@@ -119,6 +121,43 @@ class InputItem(LenientModel):
         return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
 
+class TextFormat(StrictModel):
+    """How the answer is written. The fields beside ``type`` belong to ``json_schema``."""
+
+    type: str = "text"
+    name: PlainText | None = Field(None, max_length=MAX_KEY_CHARS)
+    description: PlainText | None = Field(None, max_length=MAX_COMMENT_CHARS)
+    schema_: Any = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictModel):
+    """The answer's format. Only the usual verbosity, ``medium``, is supported."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """The options as a response repeats them."""
+        f = self.format or TextFormat()
+        fields = None if f.type == "json_schema" else {"type"}
+        rest = {"verbosity": self.verbosity} if self.verbosity is not None else {}
+        return {"format": f.model_dump(by_alias=True, exclude_none=True, include=fields), **rest}
+
+
+def _few_pairs(metadata: Any) -> Any:
+    """The metadata. Checked before its pairs, because pydantic makes an error of each that is wrong."""
+    if isinstance(metadata, dict) and len(metadata) > MAX_PAIRS:
+        raise PydanticCustomError("too_long", "has more than {most} pairs", {"most": MAX_PAIRS})
+    return metadata
+
+
+Metadata = Annotated[
+    dict[Annotated[PlainText, Field(max_length=MAX_KEY_CHARS)], Annotated[PlainText, Field(max_length=MAX_VALUE_CHARS)]],
+    BeforeValidator(_few_pairs),
+]
+
+
 class ResponsesRequest(NamesFiles):
     """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a stored one before it.
 
@@ -132,7 +171,7 @@ class ResponsesRequest(NamesFiles):
     image_param: ClassVar[str] = "input"
     video_param: ClassVar[str] = "input"
     model: str
-    input: text_or(Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)])  # type: ignore[valid-type]
+    input: text_or(Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)])  # type: ignore[valid-type]
     instructions: str | None = None
     previous_response_id: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
     stream: bool | None = None
@@ -143,9 +182,9 @@ class ResponsesRequest(NamesFiles):
     max_output_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    metadata: Annotated[dict[str, PlainText], Field(max_length=16)] | None = None
-    include: list[str] | None = None
-    text: dict[str, Any] | None = None
+    metadata: Metadata | None = None
+    include: list[str] | None = Field(None, max_length=16, fail_fast=True)
+    text: TextOptions | None = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     tools: list[Any] | None = None
@@ -164,10 +203,8 @@ class ResponsesRequest(NamesFiles):
     @cached_property
     def answer_format(self) -> AnswerFormat | None:
         """The format of ``text.format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
-        f = (self.text or {}).get("format") or {}
-        if not isinstance(f, dict):
-            raise ApiError(400, "`text.format` must be an object", "invalid_value", "text.format")
-        return answer_format(f.get("type", "text"), f, "text.format")
+        f = self.text.format if self.text is not None else None
+        return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
 
     def file_ids(self) -> list[str]:
         """The uploaded files of all messages."""
@@ -181,7 +218,7 @@ class ResponsesRequest(NamesFiles):
 
         Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
         """
-        text, reasoning = self.text or {}, self.reasoning or {}
+        reasoning = self.reasoning or {}
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
             raise ApiError(400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs")
         unsupported = {
@@ -191,7 +228,7 @@ class ResponsesRequest(NamesFiles):
             "conversation": self.conversation_ is not None,
             "prompt": self.prompt is not None,
             "truncation": self.truncation not in (None, "disabled"),
-            "text.verbosity": text.get("verbosity") not in (None, "medium"),
+            "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
             "reasoning.effort": reasoning.get("effort") is not None,
             "include": bool(set(self.include or ()).difference(INCLUDED)),
         }
@@ -339,7 +376,7 @@ class ResponsesFormat:
             top_p=self.query.sampling.top_p,
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},
-            text={"format": {"type": "text"}, **(request.text or {})},
+            text=(request.text or TextOptions()).shown(),
             top_logprobs=request.top_logprobs or 0,
         )
         self.events = ResponseEvents(config.dialogue.dialect)
