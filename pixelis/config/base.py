@@ -8,6 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict
 
+MAX_FILE_NAME = 100
+"""Bytes of a name from which names of files are made."""
+
 
 class Section(BaseModel):
     """Base class of all sections: immutable; unknown keys and infinite numbers are errors."""
@@ -33,6 +36,12 @@ def apply_preset(values: Any, key: str, settings_of: Callable[[str], dict[str, A
         return values
     explicit = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
     return merge(settings_of(name), explicit)
+
+
+def check_file_name(name: str) -> None:
+    """Raise ValueError unless ``name`` can be a part of the names of files."""
+    if not 0 < len(name.encode("utf-8", "replace")) <= MAX_FILE_NAME or "/" in name or "\0" in name:
+        raise ValueError(f"`{name[:MAX_FILE_NAME]}` names files: it has 1 to {MAX_FILE_NAME} bytes and no slash")
 
 
 def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:

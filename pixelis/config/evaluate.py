@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pixelis.config.base import Section
+from pixelis.config.base import Section, check_file_name
 from pixelis.config.engine import SamplingConfig
 
 System = Literal["pixel_reasoner", "r1_v", "deepeyes", "mini_o3"]
@@ -70,6 +70,13 @@ class EvaluateConfig(Section):
         "memory.visual, memory.text), and show how often each is wrong, with pictures (`evaluate` only); 0: none",
     )
     trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")
+
+    @field_validator("sets")
+    @classmethod
+    def _name_files(cls, sets: dict[str, str]) -> dict[str, str]:
+        for name in sets:
+            check_file_name(name)
+        return sets
 
     @model_validator(mode="after")
     def _possible(self) -> EvaluateConfig:

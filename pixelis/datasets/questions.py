@@ -39,10 +39,14 @@ MAX_REPORTED = 5
 
 
 class BadRowBudget:
-    """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is an error."""
+    """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is an error.
 
-    def __init__(self, source: str, limit: float = 0, on_bad_row: Callable[[BadRow], None] | None = None):
-        self.source, self.limit, self.on_bad_row = source, limit, on_bad_row
+    Without a ``limit`` none is skipped, whatever data.max_bad_rows is.
+    """
+
+    def __init__(self, source: str, limit: float | None = None, on_bad_row: Callable[[BadRow], None] | None = None):
+        self.source, self.limit, self.on_bad_row = source, limit or 0, on_bad_row
+        self.complete = limit is None
         self.rows, self.causes, self.first = 0, Counter[str](), list[BadRow]()
 
     def add(self, row: BadRow | None) -> None:
@@ -64,6 +68,8 @@ class BadRowBudget:
         lines = "\n".join(f"    {row.file}, row {row.row}, column {row.column}: {row.message}" for row in self.first)
         if self.limit == 0:
             fix = "correct the row, or set data.max_bad_rows to skip and count a number or a share of bad rows"
+            if self.complete:
+                fix = "correct or remove the row: a held-out set must be complete"
             raise BadInput(lines.strip(), code=self.first[0].code, fix=fix)
         causes = ", ".join(f"{code} {count}" for code, count in self.causes.most_common())
         message = f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed data.max_bad_rows={self.limit:g}"
@@ -76,7 +82,7 @@ def read_questions(
     start: int = 0,
     limit: int = 0,
     epochs: int | None = None,
-    max_bad_rows: float = 0,
+    max_bad_rows: float | None = None,
     shuffle_rows: int = SHUFFLE_ROWS,
     on_bad_row: Callable[[BadRow], None] | None = None,
     on_labels: OnLabels | None = None,
@@ -86,8 +92,8 @@ def read_questions(
     ``seed`` shuffles the rows differently in every epoch, within windows of ``shuffle_rows`` (None: source order), in which a row
     of ``meta.weight`` w comes w times as often as one of weight 1; it also selects the pictures of a `cards:` source without a
     seed. ``limit`` keeps the first N rows. The order depends on these arguments alone, so a run resumes by number. Up to
-    ``max_bad_rows`` (below 1: a share) are skipped, and ``on_bad_row`` is called once for each. With ``on_labels`` truths are cut
-    off at the reader, see ``pixelis.datasets.labels``, and only passed to it.
+    ``max_bad_rows`` (below 1: a share; None: a held-out set, which must be complete) are skipped, and ``on_bad_row`` is called
+    once for each. With ``on_labels`` truths are cut off at the reader, see ``pixelis.datasets.labels``, and only passed to it.
 
     Raises MissingFile, and BadInput naming file, row and column.
     """

@@ -55,44 +55,47 @@ class Stopped(Exception):
 
 
 @contextmanager
-def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path]:
+def run_folder(config: Config, *questions: str, held_out: Sequence[str] = (), **sources: str) -> Iterator[Path]:
     """Create and lock ``run.dir``; write the configuration and the lineage to it.
 
-    ``questions``: sources to check before any actor starts. ``sources``: further inputs by role, recorded in the lineage.
-    Raises BadConfig if another live process owns the folder or it has a run of another policy, and for an operation that does
-    not exist; MissingFile or BadInput for an unreadable model, adapter, rank file or source, MissingDependency for a tracker that
-    is not installed, and InfraFailure for a disk that refuses.
+    ``questions``: sources to check before any actor starts; ``held_out``: those of evaluations, of which no row may be bad.
+    ``sources``: further inputs by role, recorded in the lineage. Raises BadConfig if another live process owns the folder or it
+    has a run of another policy, and for an operation that does not exist; MissingFile or BadInput for an unreadable model,
+    adapter, rank file or source, MissingDependency for a tracker that is not installed, and InfraFailure for a disk that refuses.
     """
     _check_policy(config)
     select(name for name in config.toolbox.operations if ":" not in name)  # a user's own may be only on the cluster
-    with _folder(config, questions, sources, _policy_inputs(config)) as folder:
+    with _folder(config, questions, held_out, sources, _policy_inputs(config)) as folder:
         yield folder
 
 
 @contextmanager
-def folder_without_policy(config: Config, *questions: str) -> Iterator[Path]:
-    """``run_folder`` of a job that has no policy of its own."""
-    with _folder(config, questions, {}, {}) as folder:
+def folder_without_policy(config: Config, held_out: Sequence[str]) -> Iterator[Path]:
+    """``run_folder`` of an evaluation that has no policy of its own."""
+    with _folder(config, (), held_out, {}, {}) as folder:
         yield folder
 
 
 @contextmanager
 def _folder(
-    config: Config, questions: Sequence[str], sources: Mapping[str, str], policy_inputs: dict[str, list[lineage.Source]]
+    config: Config,
+    questions: Sequence[str],
+    held_out: Sequence[str],
+    sources: Mapping[str, str],
+    policy_inputs: dict[str, list[lineage.Source]],
 ) -> Iterator[Path]:
     require_trackers(config)
-    for source in questions:
+    limits: dict[str, float | None] = dict.fromkeys(questions, config.data.max_bad_rows) | dict.fromkeys(held_out)
+    for source, rows in limits.items():
         # Shuffling reads a window of rows before the first question, so that errors near the beginning show at once.
         with prefix_errors(config, source):
             on_labels = None if config.rewards.labelled else drop_labels
-            rows = config.data.max_bad_rows
             next(read_questions(source, seed=0, max_bad_rows=rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels))
-    data = {"questions": list(questions), **{role: [source] for role, source in sources.items()}}
+    data = {"questions": list(limits), **{role: [source] for role, source in sources.items()}}
     inputs = {**policy_inputs, **_inputs(data)}
-    folder = Path(config.run.dir)
+    folder = make_run_dir(config)
     lock = folder / "lock.json"
     with disk_failures(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         _acquire(lock)
     try:
         with disk_failures(folder):
@@ -109,6 +112,17 @@ def _folder(
         artifacts.log_results(config)
     finally:
         lock.unlink(missing_ok=True)
+
+
+def make_run_dir(config: Config) -> Path:
+    """Create ``run.dir``. Raises BadConfig if it, or a folder above it, is a file; InfraFailure for a disk that refuses."""
+    folder = Path(config.run.dir)
+    with disk_failures(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BadConfig(f"run.dir={folder} is a file, or below one", fix="choose another run.dir") from None
+    return folder
 
 
 def _check_policy(config: Config) -> None:

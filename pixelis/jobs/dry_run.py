@@ -56,7 +56,9 @@ def check(config: Config, job: str) -> None:
     for name, operation in zip(own, select(own), strict=True):
         operation.ready(config.toolbox)
         print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
-    if job == "evaluate" and config.evaluate.api.url is not None:
+    if job == "evaluate" and config.evaluate.answers is not None:
+        pass  # no model is asked
+    elif job == "evaluate" and config.evaluate.api.url is not None:
         from pixelis.rewards.llm_client import LlmClient
 
         LlmClient(config.evaluate.api, "evaluate.api").close()
@@ -88,7 +90,8 @@ def check_inputs(config: Config, job: str) -> None:
             print(f"  ok     {key}={value}", file=sys.stderr)
     if not problems:
         return
-    text = "\n".join(f"{name}: {error.message}" + (f" ({error.fix})" if error.fix else "") for name, error in problems)
+    lines = [error.message if error.message.startswith(name) else f"{name}: {error.message}" for name, error in problems]
+    text = "\n".join(line + (f" ({e.fix})" if e.fix else "") for line, (_, e) in zip(lines, problems, strict=True))
     kind = next((k for k in (BadConfig, MissingFile) if isinstance(problems[0][1], k)), BadInput)
     raise kind(text, fix=f"correct {' and '.join(name.partition('=')[0] for name, _ in problems)}")
 
@@ -99,7 +102,7 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     from pixelis.policy.ranks import read as read_ranks
 
     policy = config.policy
-    if job != "evaluate" or config.evaluate.api.url is None:
+    if job != "evaluate" or (config.evaluate.api.url is None and config.evaluate.answers is None):
         yield "policy.model", policy.model, _model
         if policy.adapter:
             yield "policy.adapter", policy.adapter, load_header
@@ -107,15 +110,19 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
             yield "policy.lora.ranks", policy.lora.ranks, read_ranks
     if config.learner.deepspeed and job in ("rft", "ttrl", "sft", "serve"):
         yield "learner.deepspeed", config.learner.deepspeed, _json
-    questions, demonstrations = (functools.partial(read, config) for read in (_questions, _demonstrations))
-    if job in ESTIMATED and not config.rewards.judge.url:
-        questions = functools.partial(_questions_without_judge, config)
+    demonstrations = functools.partial(_demonstrations, config)
+    read = _questions_without_judge if job in ESTIMATED and not config.rewards.judge.url else _questions
+    held_out: Callable[[str], object] = functools.partial(read, config, None)
     if job == "evaluate" and config.evaluate.clusters:
-        questions = functools.partial(_enough_questions, config, questions)
+        held_out = functools.partial(_enough_questions, config, held_out)
     if job == "answer" and config.data.evaluate:
-        yield "data.evaluate", config.data.evaluate, _first_question
+        yield "data.evaluate", config.data.evaluate, functools.partial(_first_question, config)
     for key, source in _questions_of(config, job):
-        yield key, source, questions
+        yield key, source, functools.partial(read, config, config.data.max_bad_rows)
+    for key, source in _held_out_of(config, job):
+        yield key, source, held_out
+    if job == "evaluate":
+        yield from _beside_questions(config)
     if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
         yield "evolution.canary.questions", config.evolution.canary.questions, functools.partial(_canary, config)
     if job == "sft":
@@ -132,14 +139,6 @@ def _questions_of(config: Config, job: str) -> Iterator[tuple[str, str]]:
     """Key and value of the sources of questions of ``job``."""
     if job in ("rft", "ttrl"):
         yield "data.train", config.data.train
-    during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
-    during_rft = bool(config.rft.evaluate_every or config.rft.evaluate_first)
-    if job == "evaluate" or (job == "rft" and during_rft) or (job == "sft" and during_sft):
-        for name, source in config.held_out.items():
-            yield f"evaluate.sets.{name}" if name else "data.evaluate", source
-    if job == "refine":
-        for source in config.refinement.holdout.sources:
-            yield "refinement.holdout.sources", source
     if job == "synthesize":
         from pixelis.datasets.synthesis.quota_scheduler import quotas
 
@@ -150,6 +149,30 @@ def _questions_of(config: Config, job: str) -> Iterator[tuple[str, str]]:
             yield "synthesis.imitation.demonstrations", synthesis.imitation.demonstrations
 
 
+def _held_out_of(config: Config, job: str) -> Iterator[tuple[str, str]]:
+    """Key and value of the sources of held-out questions of ``job``, of which no row may be bad."""
+    during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+    during_rft = bool(config.rft.evaluate_every or config.rft.evaluate_first)
+    if job == "evaluate" or (job == "rft" and during_rft) or (job == "sft" and during_sft):
+        only = job == "evaluate" and config.evaluate.answers is not None  # of the questions that were answered
+        for name, source in ({"": config.data.evaluate} if only else config.held_out).items():
+            yield f"evaluate.sets.{name}" if name else "data.evaluate", source
+    if job == "refine":
+        for source in config.refinement.holdout.sources:
+            yield "refinement.holdout.sources", source
+
+
+def _beside_questions(config: Config) -> Iterator[tuple[str, str, Callable[[str], object]]]:
+    """Key, value and reading function of the inputs of an evaluation beside its questions."""
+    from pixelis.jobs.evaluation_inputs import answer_rows, check_baseline
+
+    e = config.evaluate
+    if e.answers is not None:
+        yield "evaluate.answers", e.answers, lambda path: answer_rows(Path(path))
+    if e.baseline is not None:
+        yield "evaluate.baseline", e.baseline, lambda _: check_baseline(config)
+
+
 def _model(name: str) -> None:
     from pixelis.dialogue.spec import ModelSpec
     from pixelis.policy.model_path import resolve
@@ -157,13 +180,13 @@ def _model(name: str) -> None:
     ModelSpec.load(resolve(name))
 
 
-def _questions(config: Config, source: str) -> Iterator[Question]:
-    """The questions of a source; reads the first."""
+def _questions(config: Config, max_bad_rows: float | None, source: str) -> Iterator[Question]:
+    """The questions of a source; reads the first. ``max_bad_rows``: None for a held-out set."""
     from pixelis.datasets.labels import drop_labels
     from pixelis.datasets.questions import read_questions
 
-    on_labels, limit = None if config.rewards.labelled else drop_labels, config.data.max_bad_rows
-    rows = read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
+    on_labels = None if config.rewards.labelled else drop_labels
+    rows = read_questions(source, seed=0, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
     return itertools.chain([next(rows)], rows)
 
 
@@ -173,18 +196,18 @@ def _canary(config: Config, _: str) -> None:
     canary_questions(config.evolution.canary)
 
 
-def _first_question(source: str) -> None:
+def _first_question(config: Config, source: str) -> None:
     from pixelis.datasets.labels import drop_labels
     from pixelis.datasets.questions import read_questions
 
-    if next(read_questions(source, epochs=1, on_labels=drop_labels), None) is None:
+    if next(read_questions(source, epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels), None) is None:
         raise BadInput("has no questions", fix="see docs/data.md for the rows")
 
 
-def _questions_without_judge(config: Config, source: str) -> None:
+def _questions_without_judge(config: Config, max_bad_rows: float | None, source: str) -> None:
     from pixelis.rewards.scorers import JUDGED
 
-    probed = itertools.islice(_questions(config, source), PROMPTS + 1)
+    probed = itertools.islice(_questions(config, max_bad_rows, source), PROMPTS + 1)
     if judged := {config.rewards.scorer_of(q.task, q.scorer) for q in probed} & JUDGED:
         raise BadConfig(
             f"has questions with the scorer {min(judged)}, which needs a judge",

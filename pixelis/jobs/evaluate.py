@@ -21,18 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from pyarrow import fs
 
 from pixelis.actors import error_clusters, placement, report
 from pixelis.actors.group_views import GroupViews
 from pixelis.config import Config, from_command_line
-from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.files import Row as FileRow
-from pixelis.datasets.files import read_file
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions, require_text
-from pixelis.datasets.readers.base import read_json
-from pixelis.errors import BadInput, DataFailure, MissingFile
+from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.capabilities import capabilities
 from pixelis.evaluation.causes import error_causes
@@ -42,8 +37,9 @@ from pixelis.evaluation.samples import breakdown, count_errors, question_rows, s
 from pixelis.evaluation.statistics import compare
 from pixelis.jobs.chat_agent import ChatAgent
 from pixelis.jobs.chat_model import ChatModel
-from pixelis.jobs.driver import driver, folder_without_policy, run_folder, watch
+from pixelis.jobs.driver import driver, folder_without_policy, make_run_dir, run_folder, watch
 from pixelis.jobs.dry_run import checks
+from pixelis.jobs.evaluation_inputs import answer_rows, arm_name, baseline_scores, check_baseline
 from pixelis.records import Group, Question
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
@@ -161,22 +157,10 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
 
 def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
     """The arm minus the scores of the same questions in another run.dir. MissingFile, BadInput."""
-    folder = Path(baseline)
-    path = folder / f"scores-{arm.name}.jsonl"
-    if not path.is_file():
-        others = sorted(folder.glob("scores-*.jsonl"))
-        if len(others) != 1:
-            message = f"evaluate.baseline={baseline} has {len(others) or 'no'} files of scores and no {path.name}"
-            raise MissingFile(message, fix="name the run.dir of an evaluation of the same sets")
-        (path,) = others
-    try:
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
-        scores = {row["id"]: [score for score in row["scores"] if score is not None] for row in rows}
-        other = {id: statistics.fmean(values) for id, values in scores.items() if values}
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise BadInput(f"{path} is no file of scores: {error!r:.100}", fix="name the run.dir of an evaluation") from None
+    other = baseline_scores(baseline, arm.name)
     if len(other.keys() & arm.correct.keys()) < 2:
-        raise BadInput(f"{path} shares no questions with {arm.name}", fix="name the run.dir of an evaluation of the same sets")
+        message = f"evaluate.baseline={baseline} shares no questions with {arm.name}"
+        raise BadInput(message, fix="name the run.dir of an evaluation of the same sets")
     return compare(arm.correct, other)
 
 
@@ -195,15 +179,15 @@ def evaluate_sets(
     sets = config.evaluate.sets or {config.run.name: config.data.evaluate}
     e, summaries, first, examples = config.evaluate, list(previous), None, dict[str, list[list[report.Chosen]]]()
     for name, source in sets.items():
-        arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
+        label = arm_name(name, max_pixels)
         request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
-        arm = measure(config, actors, arm_name, version, operations=e.operations, **request)
+        arm = measure(config, actors, label, version, operations=e.operations, **request)
         save(config, folder, arm)
         if e.clusters:
             arm.summary["clusters"] = clusters = error_clusters.find(config, actors.embedder, arm.groups, arm.views)
-            examples[arm_name] = report.choose_wrong(clusters, arm.groups, arm.views)
+            examples[label] = report.choose_wrong(clusters, arm.groups, arm.views)
         if e.direct:
-            direct = measure(config, actors, f"{arm_name}-direct", version, operations=False, **request)
+            direct = measure(config, actors, f"{label}-direct", version, operations=False, **request)
             save(config, folder, direct)
             add_direct(arm, direct)
         if e.baseline is not None:
@@ -237,19 +221,19 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
     try:
         agent = ChatAgent(config, model) if e.api.operations else None
         for name, source in sets.items():
-            arm_name = name if max_pixels is None else f"{name}-{max_pixels}px"
+            label = arm_name(name, max_pixels)
             rows = read_questions(source, limit=e.questions and e.questions + 1, epochs=1)
             questions = [require_text(question, source) for question in rows]
             truncated = 0 < e.questions < len(questions) and not source.startswith("cards:")
             questions = questions[: e.questions or None]
-            arm = answer(arm_name, questions, operations=True)
+            arm = answer(label, questions, operations=True)
             arm.summary |= {"truncated": True} if truncated else {}
             if e.direct:
-                add_direct(arm, answer(f"{arm_name}-direct", questions, operations=False))
+                add_direct(arm, answer(f"{label}-direct", questions, operations=False))
             if e.baseline is not None:
                 arm.summary["baseline"] = compare_with(e.baseline, arm)
             summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
-            for title, group, _ in report.choose(arm_name, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories):
+            for title, group, _ in report.choose(label, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories):
                 trajectory, pictures = group.trajectories[0], dict[str, Any]()
                 for media in group.question.media:
                     pictures |= report.load_pictures(media, trajectory, config.toolbox)
@@ -291,7 +275,7 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     config = _lenient(config)
     assert config.evaluate.answers is not None
     path = Path(config.evaluate.answers)
-    rows = _answer_rows(path)
+    rows = answer_rows(path)
     limit = config.evaluate.questions and max(config.evaluate.questions, len(rows))
     questions = list(read_questions(config.data.evaluate, limit=limit, epochs=1))
     groups = foreign_answers.episodes(rows, questions)
@@ -312,22 +296,6 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     return arm.summary
 
 
-def _answer_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of answers. MissingFile, BadInput."""
-    if not path.is_file():
-        raise MissingFile(f"evaluate.answers: no file {path}", fix="name the file of the other model's answers")
-    if path.suffix == ".json":
-        with path.open(encoding="utf-8-sig") as file:
-            is_object = file.read(1024).lstrip().startswith("{")
-        if is_object:
-            return foreign_answers.rows_of(read_json(path))
-    return [row.values if isinstance(row, FileRow) else _refuse(row) for row in read_file(fs.LocalFileSystem(), str(path))]
-
-
-def _refuse(row: BadRow) -> dict[str, Any]:
-    raise BadInput(f"{row.file}, row {row.row}: {row.message}", code=row.code, fix="correct the row")
-
-
 def show(summary: dict[str, Any]) -> None:
     """Print a summary; DataFailure if no episode was scored."""
     if summary["accuracy"] is None:
@@ -342,10 +310,11 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
     actors: those of a training run, to evaluate its policy ``version`` without `evaluate.max_pixels`; by default actors are
     placed for `policy.adapter`.
     """
+    check_baseline(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
     budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
     place = run_folder if e.api.url is None else folder_without_policy
-    with place(config, *(e.sets.values() or [config.data.evaluate])) as folder:
+    with place(config, held_out=list(config.held_out.values())) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
             arm_config = config.model_copy(update={"dialogue": dialogue})
@@ -379,8 +348,8 @@ def main() -> None:
         if config.evaluate.answers is None:
             run(config)
             return
-        folder = Path(config.run.dir)
-        folder.mkdir(parents=True, exist_ok=True)
+        check_baseline(config)
+        folder = make_run_dir(config)
         summary = score_answers(config, folder)
         (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
         show(summary)

@@ -43,7 +43,7 @@ def run(config: Config) -> Path:
     sources = {"demonstrations": config.data.demonstrations}
     if config.sft.evaluate_every:
         sources["validation"] = config.sft.validation
-    with run_folder(config, *questions, **sources) as folder:
+    with run_folder(config, held_out=questions, **sources) as folder:
         latest = checkpoint.latest(folder)
         start = checkpoint.step_of(latest) if latest else 0
         sampler = prepare(config, folder, resumed=latest is not None)
