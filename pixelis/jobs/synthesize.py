@@ -37,7 +37,7 @@ def run(config: Config) -> dict[str, Any]:
             _start_over(folder)
         scheduler, rows = (
             QuotaScheduler(folder, config.synthesis, config.run.seed),
-            SourceRows(config.synthesis, config.data.max_bad_rows),
+            SourceRows(config.synthesis, config.data.max_bad_rows, folder),
         )
         before, started = scheduler.completed, time.monotonic()
         with Progress("synthesize", scheduler.target, start=before, enabled=config.telemetry.progress) as progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.synthesis.executor import sample_id
 from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, apportion, quotas
 from pixelis.datasets.synthesis.sample_builder import Attempt
-from pixelis.errors import BadConfig
+from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question, Step
 
 
@@ -113,6 +114,29 @@ def test_targets_beyond_the_rows_are_a_shortfall(tmp_path: Path) -> None:
     assert sum(scheduler.shortfall().values()) == scheduler.target - scheduler.completed
     assert scheduler.left() == []
     assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).completed == scheduler.completed
+
+
+def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> None:
+    s = settings(
+        tmp_path, datasources={"a": {"path": str(tmp_path / "b.jsonl"), "rows": 300}, "c": {"path": str(tmp_path / "c.jsonl")}}
+    )
+    texts = {f"r{i}": f"Größe {i}? " + "x" * 10_000 for i in range(310)}
+    lines = [Question(id=id, question=text).model_dump_json() + "\n" for id, text in texts.items()]
+    (tmp_path / "b.jsonl").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "c.jsonl").write_text("\n", encoding="utf-8")
+    (tmp_path / "rows").mkdir()
+    rows = SourceRows(s, folder=tmp_path / "rows")
+    rows.get("a", 0)
+    tracemalloc.start()
+    for number in (3, 1, 200, 199, 299, 0, 150):
+        assert Question.model_validate_json(str(rows.get("a", number))).question == texts[f"r{number}"]
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 1_500_000, "of 3 MB"
+    assert (rows.get("a", 300), rows.count("a")) == (None, 300)
+    with pytest.raises(BadInput, match="no question"):
+        rows.get("c", 0)
+    assert not list((tmp_path / "rows").iterdir())
 
 
 def test_a_pass_without_samples_ends_the_quota(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.files import replace_file
@@ -95,17 +97,19 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 class SourceRows:
-    """Rows of the sources as JSON, read lazily. ``bad``: number of unusable rows by source."""
+    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``, by default that of temporary files; this process
+    holds 8 bytes of each. ``bad``: number of unusable rows by source.
+    """
 
-    def __init__(self, settings: SynthesisConfig, max_bad_rows: float = 0):
-        self.settings, self.max_bad_rows = settings, max_bad_rows
+    def __init__(self, settings: SynthesisConfig, max_bad_rows: float = 0, folder: str | Path | None = None):
+        self.settings, self.max_bad_rows, self.folder = settings, max_bad_rows, folder
         self.bad: Counter[str] = Counter()
-        self._rows: dict[str, list[str]] = {}
-        self._open: dict[str, Iterator[Any]] = {}
+        self._files: dict[str, IO[bytes]] = {}
+        self._ends: dict[str, array[int]] = {}
+        self._open: dict[str, Iterator[Question]] = {}
 
     def get(self, source: str, row: int) -> str | None:
         """The row as JSON, None beyond the last; raises as the reader does, and BadInput for a source without rows."""
-        rows = self._rows.setdefault(source, [])
         if source not in self._open:
             settings = self.settings.datasources[source]
             self._open[source] = read_questions(
@@ -115,17 +119,23 @@ class SourceRows:
                 max_bad_rows=self.max_bad_rows,
                 on_bad_row=lambda _: self.bad.update([source]),
             )
-        if row >= len(rows):
-            rows += [
-                _with_absolute_paths(question).model_dump_json() for question in islice(self._open[source], row + 1 - len(rows))
-            ]
-            if not rows:
+            self._files[source] = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
+            self._ends[source] = array("q", [0])
+        file, ends = self._files[source], self._ends[source]
+        if row >= self.count(source):
+            file.seek(ends[-1])
+            for question in islice(self._open[source], row + 1 - self.count(source)):
+                ends.append(ends[-1] + file.write(_with_absolute_paths(question).model_dump_json().encode()))
+            if not self.count(source):
                 raise BadInput(f"datasource {source} ({self.settings.datasources[source].path}) has no rows")
-        return rows[row] if row < len(rows) else None
+        if row >= self.count(source):
+            return None
+        file.seek(ends[row])
+        return file.read(ends[row + 1] - ends[row]).decode()
 
     def count(self, source: str) -> int:
         """Number of rows read so far: all of them once ``get`` returns None."""
-        return len(self._rows.get(source, []))
+        return len(self._ends.get(source, [0])) - 1
 
 
 class QuotaScheduler:
