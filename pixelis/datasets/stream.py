@@ -144,7 +144,8 @@ def _row(source: str, with_text: bool, record: Record) -> dict[str, Any]:
         return END | {"file": file, "row": row, "problem": [value.column, value.code, value.message]}
     if with_text:
         require_text(value, source)
-    text = value.model_dump_json(exclude={"annotations"} if with_text else None)
+    # A question for a policy: a demonstration's turns are not part of it.
+    text = value.model_dump_json(include=Question.model_fields.keys() - {"annotations"} if with_text else None)
     weight = sampling_weight(value) if with_text else 1.0
     return {
         "id": value.id,

@@ -52,6 +52,14 @@ def test_the_stream_equals_the_plain_loop_over_epochs_and_resumes_at_any_number(
     resumed.close()  # type: ignore[attr-defined]
 
 
+def test_demonstrations_are_questions_without_their_turns(tmp_path: Path) -> None:
+    row = {"id": "d", "question": "What?", "answers": ["7"], "turns": [{"think": "It is 7", "answer": "7"}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    stream = question_stream(DataConfig(train=str(tmp_path / "a.jsonl")), 4)
+    assert next(stream) == Question(id="d", question="What?", answers=["7"])
+    stream.close()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
