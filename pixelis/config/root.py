@@ -156,8 +156,10 @@ class Config(Section):
             "serve": self.serve.sampling.temperature,
         }
         for name, temperature in temperatures.items():
-            if self.engine.name == "vllm" and not (temperature == 0 or 0.01 <= temperature <= 2):
+            if self.engine.name == "vllm" and temperature > 2:
                 problems.append(f"{name}.sampling.temperature {temperature}: vLLM supports 0 and 0.01 to 2")
+            elif 0 < temperature < 0.01:
+                problems.append(f"{name}.sampling.temperature {temperature}: the engines sample at 0 and from 0.01 on")
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")

@@ -13,6 +13,8 @@ import numpy as np
 
 from pixelis.errors import BadInput
 
+MIN_TEMPERATURE = 0.01
+"""Lowest temperature above 0 that the engines sample at, vLLM's. Below it, logits divided by it overflow."""
 MAX_TOP_LOG_PROBS = 20
 """Most tokens whose log-probabilities are reported beside a generated one, as OpenAI and vLLM have it."""
 BATCH_PRIORITY = 10

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from pixelis.dialogue.positions import mrope_positions
-from pixelis.dialogue.session import Completion, SamplingParams
+from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams
 from pixelis.policy.forward import FeatureCache, Features, VisionLanguageModel, concatenate, hidden_states
 from pixelis.policy.log_probs import banned_mask
 from pixelis.policy.samples import view_digest
@@ -25,6 +25,8 @@ from pixelis.policy.samples import view_digest
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
 
+MIN_TOP_P = 1e-6
+"""Lower values keep no other tokens, and the lowest are 0 in float32, which would keep none."""
 COMPACT = 0.5
 """Finished rows are dropped from the batch once at most this share of the rows is unfinished."""
 
@@ -295,11 +297,12 @@ class Sampler:
     """Samples the next token of each row with its own settings and random numbers."""
 
     def __init__(self, settings: Sequence[SamplingParams], streams: Sequence[tuple[int, ...]], steps: int, device: torch.device):
-        temperature = torch.tensor([s.temperature for s in settings], device=device)
+        # Raised, not refused: one caller's row must not end the wave of all.
+        temperature = torch.tensor([s.temperature and max(s.temperature, MIN_TEMPERATURE) for s in settings], device=device)
         self.greedy = temperature == 0
         # A greedy row reports log-probabilities at temperature 1.
         self.temperature = torch.where(self.greedy, 1.0, temperature)
-        self.top_p = torch.tensor([s.top_p for s in settings], device=device)
+        self.top_p = torch.tensor([max(s.top_p, MIN_TOP_P) for s in settings], device=device)
         self.any_top_p = any(s.top_p < 1 for s in settings)
         self.all_greedy = all(s.temperature == 0 for s in settings)
         # All numbers are drawn in advance, so that a row's numbers do not depend on the other rows.

@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 
 from pixelis.dialogue.positions import mrope_positions
-from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
+from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, TokenCallback
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
 from pixelis.engines.vllm_files import OWNER, Scratch, link_model, quantized_copy
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.adapters import Adapter
 
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
-"""Range of temperatures above 0 that vLLM supports."""
+MAX_TEMPERATURE = 2.0
+"""Highest temperature that vLLM supports."""
 
 _CPU_ENVIRONMENT = {
     # One child process instead of two; several engines on one machine must not bind to the same cores.

@@ -16,7 +16,7 @@ from tiny_policy import FAMILIES, Maker, folder, policy, random_adapter, spec, s
 from pixelis import config
 from pixelis.dialogue.session import Completion, SamplingParams, Session
 from pixelis.engines import Engine
-from pixelis.engines.decoding import KeyValues, nucleus
+from pixelis.engines.decoding import KeyValues, Sampler, nucleus
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.lora import merge_into
@@ -197,6 +197,20 @@ def test_nucleus_keeps_the_smallest_sufficient_set():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5], [0.25, 0.25, 0.25, 0.25]]))
     kept = nucleus(logits, torch.tensor([0.7, 0.81, 1.0])).isfinite().tolist()
     assert kept == [[True, True, False, False], [False, True, True, True], [True] * 4]
+
+
+@pytest.mark.parametrize("lowest", [SamplingParams(1e-38), SamplingParams(1e-46), SamplingParams(top_p=1e-46)])
+def test_a_row_at_the_lowest_settings_samples_the_best_token_and_disturbs_no_other(lowest: SamplingParams):
+    logits = torch.tensor([[1.0, 3.0, -2.0, float("-inf")], [40.0, -1e4, 0.0, float("-inf")]])[[0, 1, 0]]
+    others = [lowest, lowest, SamplingParams()]
+    sampler = Sampler(others, [(i,) for i in range(3)], 32, torch.device("cpu"))
+    alone = Sampler([SamplingParams()], [(2,)], 32, torch.device("cpu"))
+    for step in range(32):
+        chosen, probabilities = sampler(logits, torch.arange(3), step)
+        assert chosen[:2].tolist() == [1, 0]
+        assert probabilities.isfinite().all()
+        expected, _ = alone(logits[2:], torch.arange(1), step)
+        assert chosen[2] == expected[0]
 
 
 def test_a_completion_ends_with_the_stop_token_or_at_the_limit():
