@@ -24,7 +24,7 @@ from pixelis.actors.memory import SearchResult
 from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import alternate
-from pixelis.errors import BadImage, BadInput, InfraFailure
+from pixelis.errors import BadImage, BadInput, InfraFailure, PixelisError
 from pixelis.evolution import privacy, vote
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
@@ -244,6 +244,8 @@ class Agent:
                 raise InfraFailure("the generator returned no trajectory")
             if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
                 raise BadInput("the question and its pictures do not fit the model's context", code="context_length_exceeded")
+            if all(t.stop_reason in (StopReason.ERROR, StopReason.DEADLINE) for t in trajectories):
+                raise _failure(trajectories)
             answers = query.answers
             accepted = trajectories if answers is None else await answers.filter(trajectories, lambda t: t.answer)
             if accepted:
@@ -313,6 +315,17 @@ def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
     """The first sample with the verdict's answer, or the first of all."""
     elected = {v.id for v in verdict.votes if v.elected}
     return next((t for t in samples if t.id in elected), samples[0])
+
+
+def _failure(failed: list[Trajectory]) -> PixelisError:
+    """Why no sample of a group was played to its end: a fault of the request, or of the service."""
+    causes = {t.unscored for t in failed}
+    if "bad_answer" in causes:
+        message = f"an earlier answer cannot be written in the policy's dialect, {failed[0].dialect}"
+        return BadInput(message, code="unsupported_conversation")
+    if "no_vision" in causes:
+        return BadInput("the policy reads text alone", code="no_vision")
+    return InfraFailure(f"all samples failed: {', '.join(sorted(filter(None, causes)))}", code="samples_failed")
 
 
 async def _turn_event(update: TurnUpdate, samples: int, first_attempt: int) -> TurnEvent:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from pixelis.config import Config
-from pixelis.dialogue.session import SamplingParams
+from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
@@ -137,6 +137,7 @@ def agent_query(
     check_data_urls(conversation.clips, "video", body.video_param)
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
+    temperature = temperature and max(temperature, MIN_TEMPERATURE)
     top_p = default.top_p if top_p is None else top_p
     tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
     priority = config.serve.priority if body.priority is None else body.priority
