@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from pixelis.records import Trajectory, Turn
 from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import Answer
 
 
 class TokenLogProb(BaseModel):
@@ -61,13 +62,19 @@ class LogProbs(BaseModel):
         return cls(content=tokens)
 
 
-async def answer_log_probs(agent: Agent, answers: Sequence[tuple[str | None, Trajectory]]) -> list[LogProbs | None]:
-    """Those of answers with their samples; None without an answer, and where a sample does not spell it. Raises InfraFailure."""
-    turns = [last_turn(trajectory) if trajectory.answer else None for _, trajectory in answers]
+async def answer_log_probs(
+    agent: Agent, answer: Answer, choices: Sequence[tuple[str | None, Trajectory]]
+) -> list[LogProbs | None]:
+    """Those of the ``choices`` of an ``answer``, each with its sample. Raises InfraFailure.
+
+    None without an answer and where a sample does not spell it. An answer that neighbours alone elected is no sample's.
+    """
+    foreign = None if any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes) else answer.winner
+    turns = [last_turn(t) if t.answer and t is not foreign else None for _, t in choices]
     spelled = [turn.tokens if turn is not None else [] for turn in turns]
     top = [[token for place in turn.top_log_probs for token, _ in place] if turn is not None else [] for turn in turns]
     pieces = await agent.router.pieces(spelled + top)
-    rows = zip(answers, pieces[: len(turns)], pieces[len(turns) :], strict=True)
+    rows = zip(choices, pieces[: len(turns)], pieces[len(turns) :], strict=True)
     return [
         LogProbs.of(trajectory, content, of_turn, of_top) if content is not None and of_turn else None
         for (content, trajectory), of_turn, of_top in rows

@@ -353,7 +353,7 @@ class ChatFormat:
         if self.log_probs:
             trajectories = [trajectory for _, trajectory in choices(answer, self.n)]
             contents = [choice.message.content for choice in completion.choices]
-            log_probs = await answer_log_probs(agent, [*zip(contents, trajectories, strict=True)])
+            log_probs = await answer_log_probs(agent, answer, [*zip(contents, trajectories, strict=True)])
             for choice, of_answer in zip(completion.choices, log_probs, strict=True):
                 choice.logprobs = of_answer
         return completion.model_dump(mode="json")

@@ -387,7 +387,7 @@ class ResponsesFormat:
         completion = ChatCompletion.of(self.base.model, answer, time.monotonic() - self.started)
         log_probs = None
         if self.log_probs:
-            (log_probs,) = await answer_log_probs(agent, [(answer.verdict.answer, answer.winner)])
+            (log_probs,) = await answer_log_probs(agent, answer, [(answer.verdict.answer, answer.winner)])
         changes = {
             "completed_at": int(time.time()),
             "usage": _usage(answer),
