@@ -87,14 +87,14 @@ async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: floa
             if reply_format.stream and reply is None:
                 # Decoded first: once a stream has begun, its status can no longer report bad pictures.
                 pictures = await state.agent.decode(reply_format.query)
-                return EventStream(_stream(state, reply_format, pictures, deadline), stack.pop_all())
+                return EventStream(_stream(state, reply_format, pictures, deadline), deadline, stack.pop_all())
             if reply is None:
                 async with state.admission.slot(reply_format.query.sampling.priority):
                     answer = await state.agent.answer(reply_format.query)
                 reply = await _complete(state, reply_format, answer)
     except TimeoutError:
         raise _timeout(state) from None
-    return EventStream(_stream_cached(reply_format, reply)) if reply_format.stream else JSONResponse(reply)
+    return EventStream(_stream_cached(reply_format, reply), deadline) if reply_format.stream else JSONResponse(reply)
 
 
 async def _stream(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
@@ -21,6 +21,8 @@ from pixelis.serve.protocol.errors import ApiError, validation_error
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LAST_S = 10.0
+"""Seconds after its deadline in which a stream's last events must have been read."""
 NOT_FOUND = ("not_found", "file_not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
 CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full")
 UNFULFILLED = ("response_format_failed",)
@@ -80,19 +82,23 @@ def api_error(error: BaseException) -> ApiError:
 class EventStream(StreamingResponse):
     """Server-sent events.
 
-    When the stream ends, by its last event or because the caller disconnects, ``events`` is closed, and then ``resources``, which
-    a generator that never began would not release.
+    When the stream ends, by its last event, because the caller disconnects, or because it has not read all LAST_S seconds after
+    ``deadline`` (time of the event loop), ``events`` is closed, and then ``resources``, which a generator that never began would
+    not release.
     """
 
-    def __init__(self, events: AsyncGenerator[str, None], resources: AsyncExitStack | None = None):
+    def __init__(self, events: AsyncGenerator[str, None], deadline: float, resources: AsyncExitStack | None = None):
         # Proxies would otherwise collect events until a buffer is full.
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self.events, self.resources = events, resources or AsyncExitStack()
+        self.events, self.deadline, self.resources = events, deadline, resources or AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         async with self.resources, aclosing(self.events):
-            await super().__call__(scope, receive, send)
+            # A caller that stops reading would hold the stream, and its slot, at the event that it does not take.
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self.deadline + LAST_S):
+                    await super().__call__(scope, receive, send)
 
 
 async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, None]:
