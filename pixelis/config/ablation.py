@@ -87,21 +87,28 @@ def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
         if not equals:
             raise BadConfig(f"`{word}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
         if key in own:
-            values[key] = yaml.safe_load(text)
+            try:
+                values[key] = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise BadConfig(f"`{word}` is not YAML: {error}", fix="close its brackets and quotes") from None
     overrides = [word for word in words if word.partition("=")[0] not in own]
-    if overrides:
-        values["overrides"] = [*(values.get("overrides") or []), *overrides]
+    if overrides and isinstance(known := values.get("overrides") or [], list):  # `validated` refuses anything else
+        values["overrides"] = [*known, *overrides]
     return validated(AblationConfig, values, fix="docs/ablations.md lists the keys")
 
 
 def trials(ablation: AblationConfig) -> list[Trial]:
     """All trials, seed by seed, so that an interrupted ablation has the same seeds in most arms.
 
-    Raises BadConfig as `load` does, with the arm's name, and if the scores of an arm could not be paired with the reference's.
+    Raises BadConfig as `load` does, with the arm's name, if the scores of an arm could not be paired with the reference's, and
+    for `evaluate.direct`, whose second answer to each question would count as a question of its own.
     """
     configs = {arm: _resolved(ablation, arm) for arm in ablation.arms}
     reference = configs[ablation.reference]
     for arm, config in configs.items():
+        if config.evaluate.direct:
+            fix = "set evaluate.direct=false; an arm with evaluate.operations=false answers without operations"
+            raise BadConfig(f"arm {arm}: evaluate.direct=true would mix answers without operations into its scores", fix=fix)
         for key in SHARED:
             if (value := get(config, key)) != (expected := get(reference, key)):
                 message = f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}, so scores cannot be paired"

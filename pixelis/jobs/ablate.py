@@ -39,7 +39,7 @@ from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group
 from pixelis.telemetry.progress import clock
 
-RESULT, SAVED = "result.json", "trial.yaml"
+RESULT, SAVED, STAGE = "result.json", "trial.yaml", "stage.json"
 STOP_S = 60.0
 """Seconds that the processes of trials have to write a checkpoint when the ablation is stopped."""
 
@@ -98,6 +98,8 @@ class Processes:
 def run_trial(processes: Processes, ablation: AblationConfig, trial: Trial) -> float:
     """Train and evaluate; keeps the scores of every question in the trial's result. Returns the seconds."""
     start = time.monotonic()
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    write_json(trial.folder / STAGE, {"stage": ablation.stage})
     processes.run(ablation.stage, trial.config)
     seconds = time.monotonic() - start
     scores = question_scores(read_groups(trial.folder / EVALUATION))
@@ -116,13 +118,19 @@ def read_groups(folder: Path) -> dict[str, Group]:
     return groups
 
 
-def result_of(trial: Trial) -> dict[str, Any] | None:
-    """The result of a finished trial, else None. Raises BadConfig if its folder has a trial of another configuration."""
+def result_of(ablation: AblationConfig, trial: Trial) -> dict[str, Any] | None:
+    """The result of a finished trial, else None.
+
+    Raises BadConfig if its folder has a trial of another stage or configuration.
+    """
     saved, fix = trial.folder / SAVED, f"choose another `dir`, or remove {trial.folder}"
     try:
-        changed = differences(load(saved), trial.config) if saved.is_file() else {}
+        changed = list(differences(load(saved), trial.config)) if saved.is_file() else []
     except BadConfig as error:
         raise BadConfig(f"{saved} was written by another version: {error.message}", fix=fix) from None
+    stage = trial.folder / STAGE
+    if stage.is_file() and json.loads(stage.read_text(encoding="utf-8"))["stage"] != ablation.stage:
+        changed = ["stage", *changed]
     if changed:
         raise BadConfig(f"{trial.folder} has a trial of another configuration ({', '.join(changed)} changed)", fix=fix)
     path = trial.folder / RESULT
@@ -160,14 +168,14 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
     Raises InfraFailure after the report if trials failed, Stopped when interrupted.
     """
     every = trials(ablation)
-    remaining = [trial for trial in every if result_of(trial) is None]
+    remaining = [trial for trial in every if result_of(ablation, trial) is None]
     total, failures = len(every), dict[str, str]()
     print(f"{total - len(remaining)} of {total} trials are finished; results go to {ablation.dir}/")
     if remaining:
         with trial_cluster(ablation, remaining[0].config) as (address, workers):
             print(f"running {len(remaining)} trials, {workers} at once; Ctrl-C stops, running again resumes", flush=True)
             failures = run_trials(Processes(address), ablation, remaining, workers, total)
-    results = [result for trial in every if (result := result_of(trial)) is not None]
+    results = [result for trial in every if (result := result_of(ablation, trial)) is not None]
     report = ablation_report.write(ablation, results, failures)
     if failures:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
@@ -218,7 +226,7 @@ def show_plan(ablation: AblationConfig) -> None:
         f"\neach is evaluated on up to {config.evaluate.questions} questions of {held_out}, {config.evaluate.samples} episode(s) "
         f"each; compared: {ablation.metric}"
     )
-    finished = sum(result_of(trial) is not None for trial in every)
+    finished = sum(result_of(ablation, trial) is not None for trial in every)
     print(f"results: {Path(ablation.dir).absolute()}/ARM/seed_SEED, report.json, report.html; {finished} trials are finished\n")
     for arm, config in configs.items():
         jobs = dict.fromkeys((ablation.stage, "evaluate"))

@@ -73,8 +73,11 @@ def write(ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failur
 
 def curves(ablation: AblationConfig, arms: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str, list[Any]]]:
     """Metric -> arm -> `mean_curve` over the seeds, for the metrics that the runs have."""
-    kind, drawn = "step/sft" if ablation.stage == "sft" else "step/policy", {}
+    drawn = {}
     for metric in ablation.curves or CURVES[ablation.stage]:
+        kind = "step/sft" if ablation.stage == "sft" else "step/policy"
+        if ablation.stage != "sft" and metric.startswith("evaluate/"):
+            kind = "evaluation"  # it runs beside training, and joins the metrics of a later step
         by_arm = {arm: mean_curve([_series(ablation, arm, seed, kind, metric) for seed in seeds]) for arm in arms}
         if by_arm := {arm: curve for arm, curve in by_arm.items() if curve}:
             drawn[metric] = by_arm

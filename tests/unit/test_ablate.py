@@ -16,7 +16,7 @@ from pixelis.config import Config, load
 from pixelis.config.ablation import differences, read, trials
 from pixelis.config.root import ablation_files
 from pixelis.errors import BadConfig, InfraFailure
-from pixelis.jobs import ablate, ablation_trial
+from pixelis.jobs import ablate, ablation_report, ablation_trial
 from pixelis.records import Group, Question, StopReason, Trajectory
 from pixelis.telemetry.events import EventLog
 
@@ -79,6 +79,8 @@ def test_the_plan_names_differences_and_places(
         (["arms={plain: [], ../up: []}"], "pattern"),
         (["stage=rtf"], "'sft', 'rft', 'ttrl' or 'evaluate'"),
         (["metric=acuracy"], "'accuracy'"),
+        (["seeds=[1, 2"], "`seeds=[1, 2` is not YAML"),
+        (["evaluate.direct=true"], "arm plain: evaluate.direct=true would mix"),
         (["run.seed=3"], "run.seed=3 belongs to the trials"),
         (["learner.lrr=3"], "arm plain: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)"),
         (['arms={plain: [], far: ["data.evaluate=cards:?split=test"]}'], "arm far: data.evaluate="),
@@ -104,6 +106,11 @@ def test_an_unknown_key_gets_the_nearest(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("dir:", "metric: accuracy #"))
     with pytest.raises(BadConfig, match="dir: Field required"):
         read(path)
+
+
+def test_overrides_that_are_no_list_are_refused_beside_one_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="overrides: Input should be a valid list"):
+        read(write(tmp_path, overrides="rft.steps=3"), ["learner.lr=1e-3"])
 
 
 def test_the_command_line_is_below_the_arms(file: Path) -> None:
@@ -199,6 +206,11 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     assert code == 2
     assert "has a trial of another configuration (evaluate.questions changed)" in err
 
+    jobs.started = []
+    code, _, err = pixelis(capsys, monkeypatch, "ablate", *more, "stage=rft")
+    assert (code, jobs.started) == (2, [])
+    assert "has a trial of another configuration (stage changed)" in err
+
     (tmp_path / "out/plain/seed_1/trial.yaml").write_text("rft: {questions: 3}")
     code, _, err = pixelis(capsys, monkeypatch, "ablate", *more)
     assert code == 2
@@ -220,6 +232,16 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
     assert page.count("<polygon") == page.count("<polyline") == 2
     assert "dialogue.max_turns_test=2" in page
     assert "<script" not in page
+
+
+@pytest.mark.parametrize(("stage", "expected"), [("rft", {2: 0.5}), ("ttrl", {2: 0.5}), ("sft", {3: 0.5})])
+def test_curves_of_evaluations_have_the_step_that_was_evaluated(stage: str, expected: dict, tmp_path: Path) -> None:
+    ablation = read(write(tmp_path), [f"stage={stage}", "curves=[evaluate/accuracy]"])
+    with EventLog(tmp_path / "out" / "plain" / "seed_1") as log:
+        log.write("evaluation", step=2, **{"evaluate/accuracy": 0.5})
+        log.write("step/sft" if stage == "sft" else "step/policy", step=3, **{"evaluate/accuracy": 0.5})
+    curve = ablation_report.curves(ablation, ["plain"], [1])["evaluate/accuracy"]["plain"]
+    assert {step: mean for step, mean, *_ in curve} == expected
 
 
 @pytest.mark.parametrize("stage", ["sft", "rft", "ttrl"])
