@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageChops, ImageCms, ImageOps, TiffImagePlugin
+from PIL import Image, ImageChops, ImageCms, ImageOps, JpegImagePlugin, TiffImagePlugin
 
 from pixelis.errors import BadImage
 from pixelis.operations.encoded import check_pixels, read_encoded
@@ -20,7 +20,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Accepted formats. Formats that run an interpreter (EPS, PDF, SVG) are excluded."""
 
 _SIGNATURES = (
-    (re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!DOCTYPE\s+svg.*?>\s*)?<svg\b", re.DOTALL | re.IGNORECASE), "SVG"),
+    (re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*+(<!DOCTYPE\s+svg.*?>\s*)?<svg\b", re.DOTALL | re.IGNORECASE), "SVG"),
     (re.compile(rb"\s*<(!doctype html|html)", re.IGNORECASE), "an HTML page"),
     (re.compile(rb"%PDF-"), "PDF"),
     (re.compile(rb"%!PS"), "PostScript"),
@@ -34,6 +34,10 @@ _SIGNATURES = (
     (re.compile(rb"\0\0[\1\2]\0"), "an icon"),
 )
 """First bytes of files that users send by mistake, and their names."""
+_MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
+"""Most scans and segments of a JPEG: each scan is decoded over all pixels. Programs write up to about 20 scans."""
+_MARKER = re.compile(rb"\xff([^\x00\x01\xff\xd0-\xd8])")
+"""A JPEG marker that a length follows, or that of the end; no pixel data contain one."""
 _CONVERSIONS = {
     "HEIC": "save it as JPEG; an iPhone does so with Settings > Camera > Formats > Most Compatible",
     "SVG": "draw it to PNG first, for example with `rsvg-convert -o picture.png FILE`",
@@ -56,8 +60,8 @@ def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int, draf
     down by 2, 4 or 8 while it is decoded, the other formats have no such scaling.
 
     Raises BadImage with code image_scheme, image_not_found, image_empty, image_too_many_bytes, image_too_many_pixels,
-    image_format (known but not accepted), image_mode (no agreed range of brightness) or image_undecodable (damaged). Any path is
-    opened: a gateway must let only ``data:`` URLs through.
+    image_too_many_scans (JPEG), image_format (known but not accepted), image_mode (no agreed range of brightness) or
+    image_undecodable (damaged). Any path is opened: a gateway must let only ``data:`` URLs through.
     """
     data = read_encoded(source, max_bytes, "image")
     with _opened(data, max_pixels) as image:
@@ -77,6 +81,8 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
                 check_pixels(image.width, image.height, max_pixels, "image")
                 if isinstance(image, TiffImagePlugin.TiffImageFile):
                     _check_tiles(image, max_pixels)
+                if isinstance(image, JpegImagePlugin.JpegImageFile):
+                    _check_scans(data)
                 yield image
     except Image.DecompressionBombError:
         raise BadImage(f"the picture has more than {max_pixels} pixels", code="image_too_many_pixels") from None
@@ -130,6 +136,24 @@ def _check_tiles(image: TiffImagePlugin.TiffImageFile, max_pixels: int) -> None:
     sides = [tags.get(tag, 0) for tag in (322, 323)]
     if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > max(max_pixels, 4 * image.width * image.height):
         raise BadImage(f"the picture has tiles of {sides[0]}x{sides[1]} pixels", code="image_too_many_pixels")
+
+
+def _check_scans(data: bytes) -> None:
+    """Reject a JPEG with many scans: a small one may take minutes to decode."""
+    scans = position = 0
+    for _ in range(_MAX_SEGMENTS):
+        marker = _MARKER.search(data, position)
+        if marker is None or marker[1] == b"\xd9":  # phones append a clip, whose bytes may look like scans
+            return
+        scans += marker[1] == b"\xda"
+        if scans > _MAX_SCANS:
+            break
+        position = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
+    raise BadImage(
+        f"the JPEG has more than {_MAX_SCANS} scans or {_MAX_SEGMENTS} segments",
+        code="image_too_many_scans",
+        fix="save it again with another program",
+    )
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
