@@ -137,6 +137,10 @@ class Coordinator:
         self.producer.add_done_callback(lambda _: prompts.close())
         return self.incarnation
 
+    async def has_begun(self) -> bool:
+        """Whether a learner runs."""
+        return self.incarnation != 0
+
     async def _join(self, name: str) -> None:
         """Give a generator work from when it has started."""
         while True:

@@ -106,13 +106,18 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
             # `fit` retries, because it can change the number of workers and tell what is missing.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
-        torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo"),
+        torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)),
         datasets=datasets,
         # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and resuming at a step needs
         # the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
     trainer.fit()
+
+
+def collective_timeout_s(config: Config) -> int:
+    """Seconds that a rank may wait for the others: the first one waits alone for generators that load, and for evaluations."""
+    return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
 def _cause(error: BaseException) -> PixelisError:

@@ -61,7 +61,8 @@ class NodeWatch:
             self.missed[id] = 0 if alive else MISSED if not node["Alive"] else self.missed.get(id, 0) + 1
             if self.missed[id] >= MISSED and (names := self._actors_on(id)):
                 self.lost(id, node["NodeManagerAddress"], names)
-        if self.job and not any(self.missed.values()):
+        doubtful = any(0 < missed < MISSED for missed in self.missed.values())
+        if self.job and not doubtful:  # Ray may move what a lost node had before the loss is certain
             self.groups = {
                 name if len(group["bundles_to_node_id"]) == 1 or "generator" in name else f"{name}-{index}": node
                 for group in placement_group_table().values()

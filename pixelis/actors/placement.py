@@ -6,12 +6,13 @@ import importlib
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from pixelis.actors.cluster import connect, first_answer, spawn, wait_ready
@@ -24,6 +25,7 @@ from pixelis.actors.reservations import (
     embedder_bundle,
     generator_bundles,
     inside,
+    may_fit,
     preflight,
     release,
     reserve,
@@ -63,6 +65,10 @@ class Actors:
         return [*self.generators, *self.elastic, *self.scorers, *single]
 
 
+ELASTIC_WAIT_S, ELASTIC_PAUSE_S = 2.0, 3.0
+"""Seconds to wait for room for a generator beyond `engine.workers`, and until the next attempt."""
+
+
 def start_generator(config: Config, store: str, index: int, name: str) -> tuple[ActorHandle, PlacementGroup]:
     """Start a generator in its own placement group with its toolboxes, without waiting for either.
 
@@ -82,8 +88,8 @@ def object_store_bytes(config: Config) -> tuple[int, int]:
         return 0, 0
 
 
-def _start(config: Config, actors: Actors, initial: str | None, more: int) -> None:
-    """Start the actors of a job and ``more`` elastic generators; waits until everything but the latter has room."""
+def _start(config: Config, actors: Actors, initial: str | None, more: int) -> list[str]:
+    """Start the actors of a job; waits until they have room. Returns the names of ``more`` elastic generators to start later."""
 
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]
@@ -110,10 +116,30 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> No
     streamed = store if config.policy_store.streams else None
     actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0)
     wait_reserved(actors.groups, config.cluster.placement_timeout_s)
-    for index, name in enumerate(elastic, workers):  # after the learners and everything that the job cannot do without
-        generator, own = start_generator(config, store, index, name)
-        actors.elastic.append(generator)
-        actors.elastic_groups.append(own)
+    return elastic
+
+
+def _start_elastic(config: Config, actors: Actors, names: list[str], ended: threading.Event) -> None:
+    """Start the elastic generators as there is room, once a learner runs: earlier they could take its place.
+
+    Only an autoscaling cluster gets requests that do not fit, to add nodes. Elsewhere one that waits would get the room of a
+    learner that fails.
+    """
+    bundles = generator_bundles(config)
+    with suppress(RayError):  # the job ends
+        while not (ended.is_set() or ray.get(actors.coordinator.has_begun.remote())):
+            ended.wait(1.0)
+        for index, name in enumerate(names, config.engine.workers):
+            while not ended.is_set():
+                if config.cluster.autoscaling or may_fit(bundles):
+                    group = reserve(bundles, name=name)
+                    if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
+                        actors.elastic_groups.append(group)
+                        place = inside(group, children=True)
+                        actors.elastic.append(spawn(Generator, config, actors.store_name, index, name=name, **place))
+                        break
+                    release(group)
+                ended.wait(ELASTIC_PAUSE_S)
 
 
 @contextmanager
@@ -135,13 +161,14 @@ def placed(
     generators = f"{numbers} generator{'s' if workers + more > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)
     actors, timeout_s = Actors(name=f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"), config.cluster.placement_timeout_s
+    ended, joining = threading.Event(), None
     try:
         with ExitStack() as held:
             if learner and not config.engine.colocate:
                 # Before the generators, which could otherwise split the learners over nodes. Learners that share the generators'
                 # GPUs come after them.
                 held.enter_context(reserved_learners(config))
-            _start(config, actors, initial, more)
+            elastic = _start(config, actors, initial, more)
         if learner:
             # The import takes seconds, during which this process would only wait.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
@@ -152,8 +179,14 @@ def placed(
             "embedder": [first_answer(actors.embedder.health)] if actors.embedder is not None else [],
         }
         wait_ready(ready, timeout_s)
+        if elastic:
+            joining = threading.Thread(target=_start_elastic, args=(config, actors, elastic, ended), name="elastic", daemon=True)
+            joining.start()
         yield actors
     finally:
+        ended.set()
+        if joining is not None:
+            joining.join(ELASTIC_WAIT_S + 10)
         for actor in actors.all():
             ray.kill(actor)
         for group in [*actors.groups.values(), *actors.elastic_groups]:

@@ -171,6 +171,12 @@ def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str 
     return placement_group(list(bundles), strategy=strategy, name=name)
 
 
+def may_fit(bundles: Sequence[Bundle]) -> bool:
+    """Whether the nodes together have as much free at the moment as these bundles need."""
+    free = ray.available_resources()
+    return all(sum(b.get(name, 0.0) for b in bundles) <= free.get(name, 0.0) for name in ("CPU", "GPU"))
+
+
 def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> None:
     """Wait for groups by role. Raises InfraFailure with the first role that does not fit within the timeout, and why."""
     deadline = time.monotonic() + timeout_s

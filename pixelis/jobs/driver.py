@@ -42,6 +42,8 @@ from pixelis.telemetry.progress import Progress
 
 T = TypeVar("T")
 POLL_S = 1.0
+STOP_S, START_STOP_S = 600.0, 8.0
+"""Seconds at most that a stopped run may take to save its last step, and before its first step."""
 HEAD_S = 10.0
 """Seconds without the head of the Ray cluster after which a job ends."""
 SOURCE_KEYS = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
@@ -246,14 +248,14 @@ def watch(
     run: Callable[[], T],
     poll: Callable[[], tuple[int, dict[str, Any]]],
     stop: Callable[[], Any] = lambda: None,
-    grace_s: float = 8.0,
+    grace_s: float = START_STOP_S,
     waiting: str = "starting Ray Train",
 ) -> T:
     """Run ``run`` in a thread and show progress from ``poll`` (done, metrics); returns its result or raises its error.
 
     Before the first step the progress shows the start-up stage. Learner failures are printed immediately. Ctrl-C or SIGTERM asks
     the learner to stop after its step, calls ``stop``, waits up to ``grace_s`` seconds for the last checkpoint and raises
-    Stopped.
+    Stopped. A second one, and one before the first step, ends the run soon.
     """
     future: Future[T] = Future()
 
@@ -264,6 +266,7 @@ def watch(
             future.set_exception(error)
 
     start, metrics = poll()
+    done = start
     folder, started, last_failure = Path(config.run.dir), time.time(), 0.0
     head = HeadWatch() if ray.is_initialized() else None
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
@@ -286,12 +289,18 @@ def watch(
         except KeyboardInterrupt:
             stop_file(config).touch()
             stop()
-            print("stopping: the learner writes a checkpoint after this step", file=sys.stderr, flush=True)
-            deadline = time.monotonic() + grace_s
+            print("stopping: the learner writes a checkpoint after this step; Ctrl-C ends at once", file=sys.stderr, flush=True)
+            deadline = time.monotonic() + (grace_s if done > start else min(grace_s, START_STOP_S))
             while not future.done() and time.monotonic() < deadline:
                 time.sleep(0.1)
             raise Stopped from None
         return future.result()
+
+
+def stop_s() -> float:
+    """Seconds that a stopped run may take to save its last step: those that `ray job stop` leaves, less a few for the actors."""
+    job_s = os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", "") if os.environ.get("RAY_JOB_SUBMISSION_ID") else ""
+    return max(START_STOP_S, float(job_s) - 5) if job_s.replace(".", "", 1).isdigit() else STOP_S
 
 
 def end_without_head(name: str, head: HeadWatch) -> None:

@@ -116,6 +116,8 @@ class Quickstart:
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # The stream is the same in every run, so an earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
+        # For the same reason what it promoted must not be where this one starts.
+        ray.get(actors.store.promote.remote(self.policies["rft"]))
         with run_folder(online), serve.serving(online, actors) as (url, backend):
             if (evolution := backend.evolution) is None:
                 raise BadConfig("the last stage of the quickstart learns from traffic", fix="evolution.enabled=true")

@@ -20,7 +20,7 @@ from pixelis.config import Config, from_command_line
 from pixelis.config.rewards import LABELLED
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig
-from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
+from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, stop_s, watch
 from pixelis.jobs.dry_run import checks
 
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
@@ -48,6 +48,7 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
             lambda: learner.fit(job, name=actors.name),
             poll,
             stop=actors.coordinator.stop.remote,
+            grace_s=stop_s(),
         )
     )
 

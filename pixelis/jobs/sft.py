@@ -21,7 +21,7 @@ from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig
-from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
+from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, stop_s, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
@@ -59,6 +59,7 @@ def run(config: Config) -> Path:
                     steps,
                     lambda: learner.fit(job, datasets),
                     lambda: latest_step(folder, "step/sft", SHOWN),
+                    grace_s=stop_s(),
                 )
             )
 

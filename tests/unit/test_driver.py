@@ -18,7 +18,8 @@ import tiny_policy
 from small_disks import fill, make_read_only, small_disk
 
 from pixelis.actors import node_watch
-from pixelis.config import Config, parse
+from pixelis.actors.learner import collective_timeout_s
+from pixelis.config import Config, load, parse
 from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
 from pixelis.jobs import driver as jobs
 from pixelis.policy import checkpoint
@@ -311,6 +312,37 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
 
 
 @pytest.mark.usefixtures("keep_sigterm")
+def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(jobs, "START_STOP_S", 0.2)
+    for job, wait, seconds in (("", "", 600), ("", "120", 600), ("job", "120", 115), ("job", "", 600), ("job", "3", 0.2)):
+        monkeypatch.setenv("RAY_JOB_SUBMISSION_ID", job)
+        monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", wait)
+        assert jobs.stop_s() == seconds
+    Path(config.run.dir).mkdir()
+    steps, saved = iter(range(100)), list[str]()
+
+    def learner() -> None:
+        while not jobs.stop_file(config).exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        saved.append("checkpoint")
+
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit), jobs.driver("rft"):
+        jobs.watch(config, "rft", 5, learner, lambda: (next(steps), {}), grace_s=60)
+    assert saved == ["checkpoint"]
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    started = time.monotonic()
+    end = threading.Event()
+    with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
+        jobs.watch(config, "rft", 5, end.wait, lambda: (next(steps), {}), grace_s=60)
+    assert (caught.value.code, time.monotonic() - started < 30) == (130, True)
+    end.set()
+
+
+@pytest.mark.usefixtures("keep_sigterm")
 def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_S", 0.02)
     Path(config.run.dir).mkdir()
@@ -321,3 +353,11 @@ def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, mo
         jobs.watch(config, "rft", 5, end.wait, lambda: (0, {}), grace_s=0.3)
     assert 0.4 < time.monotonic() - started < 30
     end.set()
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((Path(__file__).parents[2] / "configs").glob("*/rft*.yaml")), ids=lambda path: path.parent.name
+)
+def test_learners_wait_for_each_other_longer_than_for_a_generator(recipe: Path) -> None:
+    config = load(recipe, [])
+    assert collective_timeout_s(config) > max(1799, config.load_timeout_s, config.rollout_timeout_s)
