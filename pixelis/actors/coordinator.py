@@ -104,27 +104,34 @@ class Coordinator:
         """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation, which later calls must pass.
 
         ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted. In the latter case the
-        scorers keep their state (``resumes_rewards`` is false).
+        scorers keep their state (``resumes_rewards`` is false). Raises InfraFailure ``restarted`` if another call overtakes it.
         """
+        incarnation = self.incarnation = random.getrandbits(48)  # calls of the learner before, also waiting ones, change nothing
+        async with self.changed:
+            self.changed.notify_all()
         if self.producer is not None:
             self.producer.cancel()
             await asyncio.wait([self.producer])  # otherwise a group that just finished would enter the new buffer
-        self.incarnation = random.getrandbits(48)
+        self._check(incarnation)
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
         events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", step)
         self.step_of_version = {version: step}
         self.current, self.error, self.learnt = None, None, step - 1
-        await self.router.wake()
+        async with self.switching:  # after a sleep that the learner before has begun
+            await self.router.wake()
+        self._check(incarnation)
         if resumes_rewards:
             rewards = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
         elif step:  # the previous incarnation may have ended before it advanced the scorers
             advances = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
             self.pending_metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
+        self._check(incarnation)
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
             await self.router.load(version)
+            self._check(incarnation)
         except BaseException:
             prompts.close()
             raise
@@ -135,7 +142,7 @@ class Coordinator:
             self.joining.append(asyncio.get_running_loop().create_task(self._join(self.elastic.pop())))
         self.producer.add_done_callback(self._producer_done)
         self.producer.add_done_callback(lambda _: prompts.close())
-        return self.incarnation
+        return incarnation
 
     async def has_begun(self) -> bool:
         """Whether a learner runs."""
@@ -217,7 +224,10 @@ class Coordinator:
         if step >= self.config.rft.steps:
             return None
         async with self.changed:
-            await self.changed.wait_for(lambda: self._ready(step) or self.stopped or self.error is not None)
+            # A dead learner's call must not assemble a batch: the groups are the next one's.
+            await self.changed.wait_for(
+                lambda: self._outdated(incarnation) or self._ready(step) or self.stopped or self.error is not None
+            )
             self._check(incarnation)
             # If one rank has received its share, all must: the optimizer step is collective.
             if self.current is None or self.current[0] != step:
@@ -226,27 +236,34 @@ class Coordinator:
                 return None
             _, batch = self.current
         if self.config.engine.colocate:
-            await self._leave_gpus_to_the_learner(step)
+            await self._leave_gpus_to_the_learner(step, incarnation)
         return batch.share(rank, world)
 
-    async def _leave_gpus_to_the_learner(self, step: int) -> None:
+    async def _leave_gpus_to_the_learner(self, step: int, incarnation: int | None) -> None:
         """Let the generators sleep before the learner gets batch ``step``, once the evaluations have ended."""
+        if step > self.learnt and self.router.awake.is_set():
+            await asyncio.gather(*self.evaluations, return_exceptions=True)
         async with self.switching:
+            self._check(incarnation)
             if step > self.learnt and self.router.awake.is_set():
-                await asyncio.gather(*self.evaluations, return_exceptions=True)
                 await self.router.sleep()
                 self.asleep_since = time.monotonic()
 
-    async def _wake_generators(self, step: int) -> dict[str, float]:
-        """Wake the generators after the learner's ``step``; returns how long they slept."""
+    async def _wake_generators(self, step: int, incarnation: int) -> dict[str, float]:
+        """Wake the generators after the learner's ``step``; returns how long they slept. Ignores another ``incarnation``."""
         async with self.switching:
+            if self._outdated(incarnation):
+                return {}
             self.learnt = max(self.learnt, step)
             asleep_s = time.monotonic() - self.asleep_since
             await self.router.wake()
         return {"rollout/asleep_s": asleep_s}
 
+    def _outdated(self, incarnation: int | None) -> bool:
+        return incarnation is not None and incarnation != self.incarnation
+
     def _check(self, incarnation: int | None) -> None:
-        if incarnation is not None and incarnation != self.incarnation:
+        if self._outdated(incarnation):
             raise InfraFailure("the Coordinator has restarted", code="restarted")
 
     def _ready(self, step: int) -> bool:
@@ -306,15 +323,22 @@ class Coordinator:
     async def step_done(self, step: int, version: int, incarnation: int | None = None) -> StepResult:
         """Load ``version``, which the learner published after batch ``step``; admit questions; start an evaluation if due.
 
-        Returns reward metrics after the generators have loaded the version. Ignores calls of another ``incarnation``.
+        Returns reward metrics after the generators have loaded the version. Ignores calls of another ``incarnation``, and does
+        nothing more once another learner has begun.
         """
-        if incarnation is not None and incarnation != self.incarnation:
+        if self._outdated(incarnation):
             return StepResult()
+        incarnation = self.incarnation
         self.step_of_version[version] = step + 1
-        asleep = await self._wake_generators(step) if self.config.engine.colocate else {}
-        await self.router.load(version, functools.partial(arrange_stream, self.store, version) if self.store else None)
+        asleep = await self._wake_generators(step, incarnation) if self.config.engine.colocate else {}
+        if not self._outdated(incarnation):
+            await self.router.load(version, functools.partial(arrange_stream, self.store, version) if self.store else None)
+        if self._outdated(incarnation):  # the scorers have the next learner's state
+            return StepResult()
         is_last = step + 1 == self.config.rft.steps
         advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
+        if self._outdated(incarnation):
+            return StepResult()
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
             self._start_evaluation(step + 1, version)

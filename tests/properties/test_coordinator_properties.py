@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
 from pixelis.actors import coordinator as coordinators
-from pixelis.actors.coordinator import Coordinator, RolloutBatch
+from pixelis.actors.coordinator import Coordinator, RolloutBatch, StepResult
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, DataConfig, parse
 from pixelis.datasets.questions import read_questions
@@ -333,6 +333,89 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_questions_after_the_la
 
     source = read_questions(config.data.train, seed=config.run.seed)
     assert asyncio.run(run()) == [next(source).id for _ in range(8)]
+
+
+async def numbers_of(coordinator: Any, steps: range, incarnation: int) -> list[int]:
+    """Numbers of the questions of some batches, which are learnt."""
+    numbers = []
+    for step in steps:
+        numbers += (await asyncio.wait_for(coordinator.next_batch(0, 1, step, incarnation), 10)).numbers
+        await coordinator.step_done(step, 21 + step, incarnation)
+    return numbers
+
+
+def test_a_batch_that_a_dead_learner_waited_for_takes_no_group_from_the_next_learner() -> None:
+    config = settings_of(prompts_per_step=3, group_size=2, steps=4)
+
+    async def run() -> list[int]:
+        coordinator = REAL(config, [Generator(random.Random(1)), Generator(random.Random(2))], [Scorer()])
+        first = await coordinator.begin(0, {}, 10)
+        await numbers_of(coordinator, range(2), first)
+        waiting = asyncio.ensure_future(coordinator.next_batch(0, 1, 2, first))
+        await asyncio.sleep(0)
+        second = await coordinator.begin(1, {"questions": {"cursor": 3}}, 21)
+        with pytest.raises(InfraFailure, match="has restarted"):
+            await asyncio.wait_for(waiting, 10)
+        return await numbers_of(coordinator, range(1, 4), second)
+
+    assert asyncio.run(run()) == list(range(3, 12))
+
+
+@dataclass
+class Locked(Generator):
+    """Loads a version when the test allows it."""
+
+    may_load: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _load(self, version: int) -> int:
+        await self.may_load.wait()
+        return await super()._load(version)
+
+
+def test_a_learner_that_begins_while_another_does_has_the_only_producer() -> None:
+    config = settings_of(prompts_per_step=4, group_size=2, steps=3)
+
+    async def run() -> list[int]:
+        generator = Locked(random.Random(1))
+        coordinator = REAL(config, [generator], [Scorer()])
+        dead = asyncio.ensure_future(coordinator.begin(0, {}, 10))
+        await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(coordinator.begin(0, {}, 10))
+        await asyncio.sleep(0.01)
+        generator.may_load.set()
+        with pytest.raises(InfraFailure, match="has restarted"):
+            await dead
+        return await numbers_of(coordinator, range(3), await second)
+
+    assert asyncio.run(run()) == list(range(12))
+
+
+def test_a_step_of_a_dead_learner_does_not_advance_the_rewards_that_the_next_one_resumed() -> None:
+    config = settings_of(prompts_per_step=2, group_size=2, steps=30)
+    calls: list[Any] = []
+
+    class Recorded(Scorer):
+        async def _load(self, state: bytes | None) -> None:
+            calls.append("load")
+
+        async def _advance(self, step: int, is_last: bool = False) -> Advance:
+            calls.append(step)
+            return Advance()
+
+    async def run() -> None:
+        coordinator = REAL(config, [Generator(random.Random(1))], [Recorded()])
+        dead = await coordinator.begin(14, {}, 14)
+        await coordinator.next_batch(0, 1, 14, dead)
+        async with coordinator.router.reserve(14):  # an evaluation has the only generator
+            old = asyncio.ensure_future(coordinator.step_done(14, 15, dead))
+            await asyncio.sleep(0.01)
+            new = asyncio.ensure_future(coordinator.begin(10, {}, 10))
+            await asyncio.sleep(0.01)
+        await numbers_of(coordinator, range(10, 11), await new)
+        assert await old == StepResult()
+
+    asyncio.run(run())
+    assert calls == ["load", "load", 10]
 
 
 def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_for(tmp_path: Path) -> None:
