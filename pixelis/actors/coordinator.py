@@ -430,7 +430,12 @@ class Coordinator:
             gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
             sampling_seed = self.config.run.seed if sampling_seed is None else sampling_seed * SEED_STRIDE & 0x7FFFFFFF
             shared = (gate, reserved, name, operations, samples, sampling_seed)
-            results = await asyncio.gather(*(self._answer(question, *shared) for question in questions))
+            answers = [asyncio.ensure_future(self._answer(question, *shared)) for question in questions]
+            try:
+                results = await asyncio.gather(*answers)
+            finally:
+                for answer in answers:  # after a failure the others would wait for a reservation that is released
+                    answer.cancel()
         return [scored.group for scored in results], [scored.views for scored in results]
 
     async def _answer(

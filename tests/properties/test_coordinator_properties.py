@@ -391,8 +391,7 @@ def test_a_learner_that_begins_while_another_does_has_the_only_producer() -> Non
 
 
 def test_a_step_of_a_dead_learner_does_not_advance_the_rewards_that_the_next_one_resumed() -> None:
-    config = settings_of(prompts_per_step=2, group_size=2, steps=30)
-    calls: list[Any] = []
+    config, calls = settings_of(prompts_per_step=2, group_size=2, steps=30), list[Any]()
 
     class Recorded(Scorer):
         async def _load(self, state: bytes | None) -> None:
@@ -465,6 +464,25 @@ def test_pictures_that_nobody_asked_about_are_not_evaluated(tmp_path: Path) -> N
     assert [group.question.id for group in groups] == ["a"]
     with pytest.raises(BadInput, match="b has no question text"):
         asyncio.run(run(2))
+
+
+def test_an_evaluation_that_fails_ends_its_other_questions(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"id": "h{i}", "question": "?", "answers": ["7"]}}\n' for i in range(4)))
+
+    class Fails(Generator):
+        async def _group(self, question: Question, group_id: str, n: int) -> Group:
+            if question.id != "h2":
+                await asyncio.Future()
+            raise DataFailure("not this one")
+
+    async def run() -> None:
+        coordinator = REAL(settings_of(), [Fails(random.Random(1))], [Scorer()])
+        with pytest.raises(DataFailure, match="not this one"):
+            await coordinator.evaluate(str(tmp_path / "rows.jsonl"), 0, 10, operations=True)
+        await asyncio.sleep(0.01)
+        assert coordinator.router.members[0].running == 0
+
+    asyncio.run(run())
 
 
 def test_without_a_generator_the_wait_has_an_end() -> None:
