@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import machine, parse_args
+from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.datasets import card_questions, packaged
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="over the recipe")
     args = parse_args(parser, count=2)
     folder = args.dir.absolute()
+    keep_arguments(folder, args, "policy")
     shared = [*ROOM, *args.overrides, f"data.evaluate={folder / 'questions.jsonl'}"]
     results = dict[str, dict[str, Any]]()
     with driver("capabilities"):

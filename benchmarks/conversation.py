@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.harness import machine, parse_args
+from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import absolute, load
 from pixelis.datasets import cards
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs/conversation"))
     args = parse_args(parser, steps=1, questions=4, seeds=[42])
     folder = args.dir.absolute()
+    keep_arguments(folder, args, "seeds", "questions")  # questions are asked each time
     print(machine())
     with driver("conversation"):
         files = write_questions(folder, args.questions)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import machine, parse_args
+from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.datasets import packaged
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--data-only", action="store_true", help="make the demonstrations and stop")
     args = parse_args(parser, seeds=[42], steps=2, sizes=[60, 6, 6], arms=["curriculum"])
     folder = args.dir.absolute()
+    keep_arguments(folder, args, "seeds", "arms", "data_only")
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     with driver("curriculum"):

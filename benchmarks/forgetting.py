@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine, parse_args
+from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import absolute, load
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap, student_interval
@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs/forgetting"))
     args = parse_args(parser, steps=1, seeds=[42], questions=4)
     folder = args.dir.absolute()
+    keep_arguments(folder, args, "seeds")
     with driver("forgetting"):
         report(folder, [run(folder, seed, args) for seed in args.seeds], args)
 

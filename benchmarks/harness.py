@@ -102,6 +102,24 @@ def parse_args(parser: argparse.ArgumentParser, **smoke: Any) -> argparse.Namesp
     return parser.parse_args()
 
 
+def keep_arguments(folder: Path, args: argparse.Namespace, *selecting: str) -> None:
+    """Keep the arguments in ``folder``, whose finished parts are not repeated; end the process if it has parts of others.
+
+    selecting: names of arguments that only select which parts to run.
+    """
+    values = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    for name in ("dir", "smoke", *selecting):
+        del values[name]
+    path = folder / "arguments.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    changed = [f"{name} was {earlier[name]}, is {value}" for name, value in values.items() if earlier.get(name, value) != value]
+    if changed:
+        message = f"{folder} has results of other arguments: {'; '.join(changed)}"
+        raise SystemExit(f"{message}\n  fix: choose another --dir, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
 @contextmanager
 def local_ray(config: Config) -> Iterator[None]:
     """Start a local Ray by ``config.cluster`` with its own token and stop it afterwards; reuse a connected Ray."""

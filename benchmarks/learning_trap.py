@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine, parse_args
+from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.config.ablation import AblationConfig
@@ -133,6 +133,7 @@ def main() -> None:
     smoke = {"steps": 1, "questions": 4, "episodes": 4, "seeds": [42], "starts": ["precise"], "rewards": ["pixelis"]}
     args = parse_args(parser, **smoke)
     folder = args.dir.absolute()
+    keep_arguments(folder, args, "seeds", "starts", "rewards")
     starts: dict[str, dict[str, Any]] = {}
     results: dict[str, dict[str, Any]] = {}
     with driver("learning_trap"):

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import LocalTools, machine, parse_args
+from benchmarks.harness import LocalTools, keep_arguments, machine, parse_args
 from pixelis.config import Config, EngineConfig, absolute, load
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs/rank_recovery"))
     args = parse_args(parser, steps=2, batch=2, questions=2, held_out=4, seeds=[42])
     root = args.dir.absolute()
+    keep_arguments(root, args, "seeds")
     print(f"{machine()}; {args.steps} steps of {args.batch} demonstrations\n")
     results = {seed: run_seed(root / str(seed), seed, args) for seed in args.seeds}
     print(f"\nrecovery of the full fine-tune's gain, mean of {len(results)} seeds (goal {GOAL:.0%}):")

@@ -8,8 +8,9 @@
 
 Each run is a command of the repository, in a folder of its own with its log and `figures.json`. Runs that measure what a policy
 learns need about one core and run two at once (`--at-once`); then those that need the whole machine run alone. The same command
-again skips what is complete and repeats what failed. The last table has every figure with an interval; `--compare` counts how
-many lie inside the intervals of another folder, or of the recorded time (benchmarks/results/two_cores.json, the default).
+again skips what is complete, and repeats what failed or was made by another command, such as a smoke run. The last table has
+every figure with an interval; `--compare` counts how many lie inside the intervals of another folder, or of the recorded time
+(benchmarks/results/two_cores.json, the default).
 """
 
 from __future__ import annotations
@@ -115,11 +116,13 @@ def figures(value: Any, path: str = "") -> Iterator[tuple[str, float, tuple[floa
 
 
 def execute(name: str, template: str, run: Run, folder: Path) -> dict[str, Any] | None:
-    """Run the command, or read what it gave before; returns its record, None if it failed."""
+    """Run the command, or read what the same one gave before; returns its record, None if it failed."""
     own = folder / name
     record = own / "figures.json"
     if record.is_file():
-        return json.loads(record.read_text(encoding="utf-8"))
+        known: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        if shlex.split(known["command"])[1:] == shlex.split(template)[1:]:  # wherever the interpreter is
+            return known
     own.mkdir(parents=True, exist_ok=True)
     command = template.format(dir=own, rft=_checkpoint(folder) if "{rft}" in template else "")
     print(f"[{name}] about {run.minutes} min: {command}", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import faulty_zoom
-from benchmarks.harness import machine, parse_args
+from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.datasets.corruptions import KINDS, SEVERITIES
@@ -123,7 +123,7 @@ def _cells(part: Mapping[str, Any]) -> str:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapter", required=True, help="checkpoint of the policy")
+    parser.add_argument("--adapter", type=Path, required=True, help="checkpoint of the policy")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--severities", type=int, nargs="+", default=list(SEVERITIES))
     parser.add_argument("--shares", type=int, nargs="+", default=list(faulty_zoom.SHARES), help="percentages of faulty calls")
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="over the configuration")
     args = parse_args(parser, questions=2, severities=[5], shares=[])
     folder = args.dir.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    keep_arguments(folder, args, "severities", "shares")
     shared = [f"policy.adapter={args.adapter}", f"evaluate.questions={args.questions}", *args.overrides]
     results = Results(folder / "scores.json")
     corrupted = {f"{kind}-{s}": f"{SOURCE}&corruption={kind}&severity={s}" for s in args.severities for kind in KINDS}

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.actor_overhead import LocalGenerator
-from benchmarks.harness import Report, parse_args
+from benchmarks.harness import Report, keep_arguments, parse_args
 from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, LossConfig, load
@@ -219,7 +219,7 @@ def source_of(split: str, seed: int, shift: str = "") -> str:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapter", required=True, help="checkpoint of the policy that answers and learns")
+    parser.add_argument("--adapter", type=Path, required=True, help="checkpoint of the policy that answers and learns")
     parser.add_argument("--shifts", nargs="+", default=["warm"], help="changes of the pictures")
     parser.add_argument("--seeds", nargs="+", type=int, default=[42], help="seeds of pictures and sampling")
     parser.add_argument("--requests", type=int, default=1000)
@@ -228,6 +228,9 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all arms")
     parser.add_argument("--dir", type=Path, default=Path("runs/vote_learning"), help="folder of the trials")
     args = parse_args(parser, requests=100, questions=8, dir=None)
+    args.dir = args.dir if args.questions else None  # only trials with questions are kept
+    if args.dir is not None:
+        keep_arguments(args.dir, args, "shifts", "seeds", "arms")
     report, start = Report("vote_learning"), load_adapter(args.adapter)
     own = [f"policy.adapter={args.adapter}", "policy.lora.vision_tower=true"]  # as in the quickstart's last stage
     configs = {arm: load("configs/nano/quickstart.yaml", [*own, *ARMS[arm], *args.set]) for arm in args.arms}
@@ -289,7 +292,6 @@ def run_seed(
             means = {"before": float(np.mean(before[name])), "after": float(np.mean(after))}
             result[name] = means | paired_bootstrap(after, before[name])
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(result), encoding="utf-8")
         report.row(f"{shift} {seed} {arm}", result)
 
