@@ -83,11 +83,12 @@ class Clip:
         return float(self.whole.times[following]) if following < len(self.whole.times) else self.whole.end
 
     def cut(self, spans: Sequence[Span]) -> Clip:
-        """The clip with only the frames on show during ``spans`` (seconds); BadImage ``video_span`` for one beyond the end."""
+        """The clip with only the frames on show during ``spans`` (seconds); BadImage ``video_span`` for one that shows none."""
         parts = []
         for start, end in spans:
-            if start >= self.end:
-                message = f"the span from {start:g} to {end:g} s is outside the clip, which ends at {self.end:.2f} s"
+            if start >= self.end or end - 1e-6 <= self.times[0]:
+                place = f"which runs from {self.times[0]:.2f} to {self.end:.2f} s"
+                message = f"the span from {start:g} to {end:g} s is outside the clip, {place}"
                 raise BadImage(message, code="video_span", fix="correct the spans of the media")
             first = self.at(start)
             parts.append(np.arange(first, max(first + 1, int(np.searchsorted(self.times, end - 1e-6)))))
@@ -326,12 +327,24 @@ def _by_frames(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> 
     if first is None:
         raise undecodable("none of its packets holds a frame")
     times = [time for time in stamps if time is not None]
-    if len(times) < len(stamps) or not 1 / 1000 < rate < 1000 or any(b <= a for a, b in itertools.pairwise(times)):
+    values = sorted(set(times))
+    is_timed = len(times) == len(stamps) and times == sorted(times) and (len(values) > 1 or len(times) == 1)
+    if not is_timed or not 1 / 1000 < rate < 1000:
         return [number / (rate if 1 / 1000 < rate < 1000 else 25) for number in range(len(stamps))], (), first
+    if len(values) < len(times):
+        return _separated(times), (), first
     numbers = {time: number for number, time in enumerate(times)}
     keys = tuple(sorted(numbers[time] for time in packets.keys if time is not None and time in numbers))
     usable = keys and keys[0] == 0 and None not in packets.keys
     return times, keys if usable else (), first
+
+
+def _separated(times: list[float]) -> list[float]:
+    """Increasing times from ones that repeat but never fall: a repeated time follows after the usual step, before the next."""
+    values, counts = np.unique(times, return_counts=True)
+    gaps = np.diff(values)
+    steps = np.minimum(np.append(gaps, np.inf) / counts, np.median(gaps))
+    return [float(v + i * step) for v, n, step in zip(values, counts, steps, strict=True) for i in range(n)]
 
 
 class _Reader:

@@ -136,6 +136,33 @@ def test_times_are_those_of_the_file():
 
 
 @pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([0, 0.04, 0.08, 0.0803, 4, 4.04, 8], [0, 0.04, 0.08, 0.12, 4, 4.04, 8]),
+        ([0, 0.0002, 0.1, 0.1002, 0.2, 0.2002, 0.5], [0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5]),
+        ([0, 0.04, 0.08, 0.5, 0.5002], [0, 0.04, 0.08, 0.5, 0.54]),
+    ],
+)
+def test_a_time_that_repeats_leaves_the_others_as_they_are(times, expected):
+    """Matroska rounds to milliseconds."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as output:
+        stream = output.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
+        stream.codec_context.time_base, stream.codec_context.max_b_frames = Fraction(1, 10_000), 0
+        for pixels, time in zip(footage(), times, strict=False):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = round(10_000 * time), Fraction(1, 10_000)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    clip = open_clip(file.getvalue(), SETTINGS)
+    assert clip.times == pytest.approx(np.array(expected))
+    assert (np.diff(clip.times) > 0).all()
+    shown = _decoded(file.getvalue())
+    assert all(np.array_equal(clip.frame(number), shown[number]) for number in (6, 3, 2) if number < len(shown))
+
+
+@pytest.mark.parametrize(
     ("matrix", "turn"),
     [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)],
     ids=["90 clockwise", "180", "90 counterclockwise"],
@@ -408,8 +435,14 @@ def test_a_clip_is_cut_to_its_spans(tmp_path):
     assert np.array_equal(again.frame(5), whole.frame(49))
     assert whole.cut([(0.41, 0.415)]).times.tolist() == pytest.approx([0.4])  # the frame on show
     assert len(whole.cut([(2.0, 99.0)]).times) == 22
-    with pytest.raises(BadImage, match=r"ends at 2\.88 s"):
+    with pytest.raises(BadImage, match=r"from 0\.00 to 2\.88 s"):
         open_clip(tmp_path / "a.mp4", SETTINGS, spans=[(2.9, 3.0)])
+    late = open_clip(encode(footage(count=20), "matroska", "mpeg4", milliseconds=[5000 + 40 * i for i in range(20)]), SETTINGS)
+    for span in ((0.0, 2.0), (4.0, 5.0)):
+        with pytest.raises(BadImage, match=r"from 5\.00 to 5\.80 s") as error:
+            late.cut([span])
+        assert error.value.code == "video_span"
+    assert late.cut([(4.0, 5.05)]).times.tolist() == pytest.approx([5.0, 5.04])
     with pytest.raises(OperationError, match="runs from 0\\.40 to 2\\.20 s"):
         _requested_frames(SelectFramesArguments(times=[0.2]), clip, 8)
 
