@@ -40,6 +40,9 @@ PLACES = {
 MAX_PLACES = 64
 """Most places of a list."""
 
+TOLERANCE = 0.01
+"""The part of a step by which a box may exceed the box that is said to cover it."""
+
 _COUNTS = {place.wire: place.count for place in PLACES.values()}
 
 
@@ -138,8 +141,12 @@ class Scale:
         return [x0, y0, x1, y1]
 
     def around(self, box: Box | Sequence[float], target: str) -> list[float]:
-        """The smallest box on the scale's grid that covers ``box``; used for results, which may be smaller than one step."""
+        """The smallest box on the scale's grid that covers ``box`` but for a hundredth of a step; used for results.
+
+        These may be smaller than one step. Their numbers are rounded: without a tolerance whole pixels grow by one.
+        """
         x0, y0, x1, y1 = self._steps(box, target)
+        x0, y0, x1, y1 = x0 + TOLERANCE, y0 + TOLERANCE, x1 - TOLERANCE, y1 - TOLERANCE
         return self._numbers([math.floor(x0), math.floor(y0), math.ceil(x1), math.ceil(y1)])
 
     def _steps(self, place: Sequence[float], target: str) -> list[float]:

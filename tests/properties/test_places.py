@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import OperationError
-from pixelis.operations import OPERATIONS, Operation, OperationArguments
+from pixelis.operations import OPERATIONS, Operation, OperationArguments, geometry
 from pixelis.operations.operation import BoxArgument, PointArgument
 from pixelis.operations.scale import MAX_PLACES, PLACES, Scale
 from pixelis.records import Action, ImageView
@@ -124,3 +124,25 @@ def test_a_list_of_places_is_limited_and_described():
     assert schema["bboxes_2d"]["items"]["minItems"] == 4
     assert schema["bboxes_2d"]["maxItems"] == MAX_PLACES
     assert schema["other_bbox_2d"]["description"] == "left, top, right, bottom in pixels of the image `other` as shown"
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(40, 4000), st.integers(40, 4000), st.booleans(), st.data())
+def test_whole_pixels_of_a_crop_in_full_size_come_back_exactly(width: int, height: int, rounded: bool, data):
+    def sides(low: int, high: int) -> tuple[int, int]:
+        start = data.draw(st.integers(low, high - 1))
+        return start, data.draw(st.integers(start + 1, high))
+
+    (left, right), (top, bottom) = sides(0, width), sides(0, height)
+    (x0, x1), (y0, y1) = sides(left, right), sides(top, bottom)
+    box = [x0 / width, y0 / height, x1 / width, y1 / height]
+    if rounded:  # as in the data of results
+        box = [round(v, 6) for v in box]
+    crop = ImageView(
+        id="obs1",
+        parent="img0",
+        box=(left / width, top / height, right / width, bottom / height),
+        view_size=(right - left, bottom - top),
+    )
+    inner = [min(max(v, 0.0), 1.0) for v in geometry.relative(crop.box, tuple(box))]
+    assert Scale.of("pixels", [crop]).around(inner, "obs1") == [x0 - left, y0 - top, x1 - left, y1 - top]
