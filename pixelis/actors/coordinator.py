@@ -207,10 +207,9 @@ class Coordinator:
                 result.number = number
                 if (abstained := abstains(result.group)) or not self.rollouts.informative(result):
                     self.buffer.add_unusable(result, abstained)
-                    outcome = "abstained" if abstained else "uninformative"
                 else:
                     self.buffer.add(result)
-                    outcome = "kept"
+                outcome = result.outcome
             count("rollouts/groups", tags={"outcome": outcome})
             observe("rollouts/group_seconds", time.monotonic() - started)
             self.changed.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pixelis.actors.group_views import GroupViews
 from pixelis.config import RftConfig
@@ -30,6 +31,7 @@ class ScoredGroup:
     """Number of the question in the stream."""
     accuracy: dict[str, float] = field(default_factory=dict)
     """Accuracy by trajectory where the reader has cut the truth off: for metrics alone."""
+    outcome: Literal["kept", "uninformative", "abstained"] = "kept"
 
 
 @dataclass
@@ -46,20 +48,25 @@ class Selection:
     stale: list[ScoredGroup] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
 
+    def add(self, group: ScoredGroup) -> None:
+        """Add a group by its outcome."""
+        {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[group.outcome].append(group)
+        self.numbers.append(group.number)
+
 
 class RolloutBuffer:
     """Counts admitted, running and finished groups in *slots*: one for each group of a batch.
 
     An uninformative or abstained group gives its slot to a new question while ``rft.filter.max_oversampling`` allows it;
-    otherwise the slot stays empty and the batch is smaller. A failed group always gives up its slot.
+    otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
     """
 
     def __init__(self, rft: RftConfig, step: int):
         self.rft = rft
         self.admitted = step * rft.prompts_per_step
         """Slots assigned since the first step of the run, including those of earlier batches."""
-        self.finished: list[ScoredGroup | None] = []
-        """In order of completion; None for an empty slot."""
+        self.finished: list[ScoredGroup] = []
+        """In order of completion."""
         self.replaced = 0
         self.pending = Selection()
 
@@ -79,13 +86,13 @@ class RolloutBuffer:
 
     def add_unusable(self, group: ScoredGroup, abstained: bool) -> None:
         """Add a group without a signal: its rollouts have no majority, or all the same outcome."""
-        (self.pending.abstained if abstained else self.pending.uninformative).append(group)
-        self.pending.numbers.append(group.number)
+        group.outcome = "abstained" if abstained else "uninformative"
         size = self.rft.prompts_per_step
         if size + self.replaced < self.rft.filter.max_oversampling * size:
+            self.pending.add(group)
             self._replace()
         else:
-            self.finished.append(None)
+            self.finished.append(group)
 
     def add_failed(self, number: int, cause: str) -> None:
         """Add a question that could not be rolled out or scored. Raises DataFailure if too many of a batch fail."""
@@ -104,7 +111,7 @@ class RolloutBuffer:
 
         Drops groups older than ``max_off_policy_steps`` and frees their slots.
         """
-        stale = [g for g in self.finished if g is not None and age(g) > self.rft.max_off_policy_steps]
+        stale = [g for g in self.finished if age(g) > self.rft.max_off_policy_steps]
         if stale:
             self.finished = [g for g in self.finished if g not in stale]
             self.admitted -= len(stale)
@@ -115,6 +122,8 @@ class RolloutBuffer:
             return None
         slots, self.finished = self.finished[:size], self.finished[size:]
         selection, self.pending, self.replaced = self.pending, Selection(), 0
-        selection.chosen = sorted((g for g in slots if g is not None), key=lambda g: g.number)
-        selection.numbers = sorted([*selection.numbers, *(g.number for g in selection.chosen)])
+        for group in slots:
+            selection.add(group)
+        selection.chosen.sort(key=lambda g: g.number)
+        selection.numbers.sort()
         return selection

@@ -140,6 +140,21 @@ def test_a_slot_without_a_signal_is_refilled() -> None:
     assert batch.metrics["advantage/silent_groups"] == 0
 
 
+def test_each_batch_ahead_keeps_its_own_groups_without_a_signal() -> None:
+    settings = config.load(None, ["rft.prompts_per_step=2", "rft.max_off_policy_steps=1", "rft.filter.max_oversampling=1"])
+    source, buffer = rollouts.Rollouts(settings, None, [None]), RolloutBuffer(settings.rft, 0)  # type: ignore[arg-type, list-item]
+    for number in range(buffer.room(0)):
+        buffer.admit()
+        buffer.add_unusable(ScoredGroup(group([1.0, 1.0]), None, number=number), abstained=False)  # type: ignore[arg-type]
+    for step in range(2):
+        selection = buffer.take(lambda _: 0)
+        assert selection is not None
+        assert selection.numbers == [2 * step, 2 * step + 1]
+        batch = source.assemble(step, selection)
+        assert len(batch.groups) == 2
+        assert batch.metrics["group/kept"] == 0
+
+
 def test_a_step_of_excluded_episodes_alone_says_what_to_do() -> None:
     settings = config.load(None, ["rft.prompts_per_step=1", "rft.advantage.exclude=[over_turn]"])
     with pytest.raises(DataFailure, match="too few episodes end otherwise than by over_turn") as error:
