@@ -161,18 +161,38 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
         comparisons.append(row | {arm: statistics.fmean(of) for arm, of in means.items()})
     for row, corrected in zip(comparisons, holm([row["p"] for row in comparisons]), strict=True):
         row["p_holm"] = corrected
-    votes = [_preference(r, key.items[i]) for i, of in rated.items() for r in of]
-    wins, losses = votes.count(1.0), votes.count(-1.0)
+    by_question = [[_preference(r, key.items[i]) for r in of] for i, of in rated.items()]
+    wins, losses, equal = (sum(votes.count(vote) for votes in by_question) for vote in (1.0, -1.0, 0.0))
     return {
         "arms": key.arms,
         "questions": len(rated),
         "strata": {name: sum(key.items[i].stratum == name for i in rated) for name in {key.items[i].stratum for i in rated}},
-        "preferred": {"a": wins, "b": losses, "equal": votes.count(0.0), "share_a_ci95": wilson(wins, wins + losses)},
+        "preferred": {"a": wins, "b": losses, "equal": equal, "share_a_ci95": _share_interval(by_question)},
         "comparisons": comparisons,
         "agreement": _agreement(key, files, rated),
         "raters": [_rater(key, file) for file in files],
         "disputed": sorted(i for i, of in rated.items() if _spread(of) > DISPUTED),
     }
+
+
+def _share_interval(votes: Sequence[Sequence[float]]) -> list[float]:
+    """The 95 % interval of the share of arm a in the decided votes, over questions: several raters of one are no more questions.
+
+    Wilson's for one decided vote a question, or if all are for one arm; else a bootstrap over questions.
+    """
+    counts = [(of.count(1.0), of.count(-1.0)) for of in votes]
+    decided = [(wins, losses) for wins, losses in counts if wins + losses]
+    wins, losses = (sum(column) for column in zip(*decided, strict=True)) if decided else (0, 0)
+    if not (wins and losses) or all(sum(row) == 1 for row in decided):
+        return list(wilson(sum(won > 0 for won, _ in decided), len(decided)))
+    if len(decided) < 2:
+        return [0.0, 1.0]
+
+    def share(rows: np.ndarray) -> float | None:
+        return float(rows[:, 0].sum() / total) if (total := rows.sum()) else None
+
+    interval: list[float] = _with_interval(share, counts)["ci95"]
+    return interval
 
 
 def _by_item(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, list[ItemRating]]:
@@ -235,22 +255,22 @@ def _agreement(key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, 
     items = [item for item, of in rated.items() if len(of) == len(files)]
     if len(files) < 2 or len(items) < 2:
         return {}
-    preferences = [[_preference(r, key.items[i]) for r in rated[i]] for i in items]
-    correct = [_values("correct", arm, rated[i], key.items[i]) for i in items for arm in ARMS]
+    preferences = [[[_preference(r, key.items[i]) for r in rated[i]]] for i in items]
+    correct = [[_values("correct", arm, rated[i], key.items[i]) for arm in ARMS] for i in items]
     agreement: dict[str, Any] = {"items": len(items)}
     for name, table in (("preference", preferences), ("correct", correct)):
         agreement[name] = {
-            "fleiss_kappa": _with_interval(fleiss_kappa, table),
-            "cohen_kappa": _with_interval(cohen_kappa, table),
+            "fleiss_kappa": _with_interval(lambda of: fleiss_kappa(of.reshape(-1, len(files))), table),
+            "cohen_kappa": _with_interval(lambda of: cohen_kappa(of.reshape(-1, len(files))), table),
         }
     for name in SCALES:
-        table = [_values(name, arm, rated[i], key.items[i]) for i in items for arm in ARMS]
-        agreement[name] = {"icc": {"value": icc(table), "ci95": icc_interval(table)}}
+        points = [_values(name, arm, rated[i], key.items[i]) for i in items for arm in ARMS]
+        agreement[name] = {"icc": {"value": icc(points), "ci95": icc_interval(points)}}
     return agreement
 
 
-def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The statistic with its percentile bootstrap interval over items; None where it is undefined."""
+def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Any]) -> dict[str, Any]:
+    """The statistic of [items, ...] with its percentile bootstrap interval over items; None where it is undefined."""
     rows, rng = np.asarray(table), np.random.default_rng(0)
     draws = (statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES))
     known = [value for value in draws if value is not None]

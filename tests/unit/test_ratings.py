@@ -99,6 +99,55 @@ def test_results_follow_the_arms_and_not_the_sides():
     assert "ann: 32 items, checks passed 2 of 2, 0 items in less than 30 s" in text
 
 
+def votes(key: RatingKey, rater: str, preferences: dict[str, str], correct: dict[str, bool]) -> RatingFile:
+    """Ratings with the preference and the correctness, the same of both arms, of each item."""
+    points = {item: (5, 5) if correct[item] else (1, 1) for item in key.items}
+    return RatingFile(
+        page=key.page, rater=rater, ratings=[rating(key, item, preferences[item], points[item]) for item in key.items]
+    )
+
+
+def test_raters_who_agree_do_not_narrow_the_interval_of_the_preferred_share():
+    key, _ = draw_pairs(*evaluations(60), ("a", "b"), 50, seed=1)
+    chosen = {item: "a" if number % 3 else "b" for number, item in enumerate(key.items)}
+    files = [votes(key, rater, chosen, dict.fromkeys(key.items, True)) for rater in ("ann", "bob", "eve")]
+    (low, high), (low3, high3) = (analyse(key, files[:n])["preferred"]["share_a_ci95"] for n in (1, 3))
+    assert (low3, high3) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
+    always = [votes(key, rater, dict.fromkeys(key.items, "a"), dict.fromkeys(key.items, True)) for rater in ("ann", "bob", "eve")]
+    low, high = analyse(key, always)["preferred"]["share_a_ci95"]
+    assert (low, high) == (pytest.approx(0.929, abs=1e-3), 1.0)  # Wilson, 50 of 50
+    undecided = votes(key, "ann", dict.fromkeys(key.items, "equal"), dict.fromkeys(key.items, True))
+    assert analyse(key, [undecided])["preferred"]["share_a_ci95"] == [0, 1]
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "equal"]), min_size=9, max_size=9), min_size=1, max_size=3))
+def test_the_interval_of_the_preferred_share_contains_it(preferences):
+    key, _ = draw_pairs(*evaluations(14), ("a", "b"), 8, seed=0)
+    right = dict.fromkeys(key.items, True)
+    files = [votes(key, str(i), dict(zip(key.items, of, strict=True)), right) for i, of in enumerate(preferences)]
+    preferred = analyse(key, files)["preferred"]
+    low, high = preferred["share_a_ci95"]
+    assert 0 <= low <= high <= 1
+    if decided := preferred["a"] + preferred["b"]:
+        assert low <= preferred["a"] / decided <= high
+
+
+def test_the_kappa_of_correct_is_resampled_over_questions():
+    key, _ = draw_pairs(*evaluations(), ("a", "b"), 20, seed=1)
+    rng = np.random.default_rng(3)
+    right = [dict(zip(key.items, (rng.random(len(key.items)) < 0.6).tolist(), strict=True)) for _ in range(3)]
+    files = [votes(key, str(i), dict.fromkeys(key.items, "a"), of) for i, of in enumerate(right)]
+    items = [item for item, of in key.items.items() if not of.is_check]
+    rows = np.array([[float(of[item]) for of in right] for item in items])  # equal for both arms
+    rng = np.random.default_rng(0)
+    draws = [fleiss_kappa(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(2000)]
+    kappa = analyse(key, files)["agreement"]["correct"]["fleiss_kappa"]
+    assert kappa["value"] == pytest.approx(fleiss_kappa(rows))
+    assert kappa["ci95"] == pytest.approx(list(np.percentile(draws, [2.5, 97.5])))
+
+
 @pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["a", "b", "equal"]), min_size=5, max_size=9), st.integers(1, 5), st.integers(1, 5))
