@@ -19,6 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from pixelis.actors.generator_member import Member, Reservation, root_cause, value_of
 from pixelis.actors.group_views import GroupViews, SharedViews
 from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
@@ -90,38 +91,6 @@ class RouterTimeouts:
         """Timeouts of a service: a rollback waits for a hanging generator no longer than a request may take."""
         e, request_s = config.engine, config.serve.timeout_s
         return cls(request_s, e.load_timeout_s or request_s + 60.0, e.retry_pause_s, e.suspect_s, e.health_timeout_s)
-
-
-@dataclass(eq=False)
-class Member:
-    """A generator: its actor or the actor's name, episodes in flight, and the version that it last reported.
-
-    recovery: task that ends its quarantine.
-    """
-
-    actor: ActorHandle | str
-    running: int = 0
-    version: int | None = None
-    failed_at: float = float("-inf")
-    reservation: Reservation | None = None
-    recovery: asyncio.Task | None = None
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def name(self) -> str:
-        return self.actor if isinstance(self.actor, str) else str(getattr(self.actor, "_ray_actor_id", self.actor))
-
-    @property
-    def quarantined(self) -> bool:
-        return self.recovery is not None and not self.recovery.done()
-
-
-@dataclass(eq=False)
-class Reservation:
-    """Generators that hold `version` until `released`, whichever version is loaded on the others."""
-
-    version: int
-    released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GeneratorRouter:
@@ -204,8 +173,7 @@ class GeneratorRouter:
             try:
                 async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
-                        accepted = not isinstance(item, RolloutResult) or item.group.policy_version in (expected, self.version)
-                        if not self.follows and not accepted:
+                        if isinstance(item, RolloutResult) and not self._accepts(item, expected, reservation):
                             raise _WrongVersion  # the generator restarted, or another router loaded another version
                         yield item
                 return
@@ -217,6 +185,11 @@ class GeneratorRouter:
                 if self.follows and len(self.members) == 1:
                     await asyncio.sleep(self.timeouts.retry_pause_s)  # the only generator may be restarting
                 tried.add(member)
+
+    def _accepts(self, result: RolloutResult, expected: int | None, reservation: Reservation | None) -> bool:
+        """Whether a group may have its version: another than expected if that is current by now, but not in a reservation."""
+        version = result.group.policy_version
+        return self.follows or version == expected or (reservation is None and version == self.version)
 
     async def _pick(self, deadline: float, tried: set[Member], reservation: Reservation | None) -> tuple[Member, int | None]:
         """The least loaded generator of the expected version, and that version. Waits for one until `deadline`."""
@@ -258,7 +231,7 @@ class GeneratorRouter:
                         if len(refs) > len(media):
                             break
                         continue
-                    item = await asyncio.wait_for(_value(ref), deadline - time.monotonic())
+                    item = await asyncio.wait_for(value_of(ref), deadline - time.monotonic())
                     if isinstance(item, Group):
                         group = item
                     else:
@@ -266,7 +239,7 @@ class GeneratorRouter:
                             yield TextUpdate(attempt, *event) if len(event) == 2 else TurnUpdate(attempt, *event)
             else:
                 call, *refs = actor.rollout.options(num_returns=2 + len(media)).remote(request)
-                group = await asyncio.wait_for(_value(call), deadline - time.monotonic())
+                group = await asyncio.wait_for(value_of(call), deadline - time.monotonic())
             call = None
             assert group is not None
             if self.follows:
@@ -275,7 +248,7 @@ class GeneratorRouter:
                 raise InfraFailure(f"generator {member.name} died")  # at the end of a stream
             yield RolloutResult(group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures))
         except RayTaskError as error:
-            cause = _root_cause(error)
+            cause = root_cause(error)
             if isinstance(cause, InfraFailure | RayError | TimeoutError):  # an actor that the generator called failed
                 raise InfraFailure(f"generator {member.name} could not answer") from cause
             raise (cause if isinstance(cause, BadInput) else error) from None
@@ -328,9 +301,9 @@ class GeneratorRouter:
         try:
             places = await arrange([m.name for m in able]) if arrange is not None else {}
         except (RayError, InfraFailure) as error:
-            self.failures[f"stream {type(_root_cause(error)).__name__}"] += 1
+            self.failures[f"stream {type(root_cause(error)).__name__}"] += 1
             places = {}
-        await asyncio.gather(*(self._load(m, places.get(m.name)) for m in able))
+        await asyncio.gather(*(self._load(m, version, places.get(m.name)) for m in able))
         for member in free:
             if member.version != version == self.version and member.reservation is None and not member.quarantined:
                 self._quarantine(member, "late load")
@@ -349,9 +322,9 @@ class GeneratorRouter:
     async def _call(self, member: Member, method: str) -> None:
         try:
             actor = await self._handle(member)
-            await asyncio.wait_for(_value(getattr(actor, method).remote()), self.timeouts.load_s)
+            await asyncio.wait_for(value_of(getattr(actor, method).remote()), self.timeouts.load_s)
         except (RayError, TimeoutError, InfraFailure) as error:
-            self._quarantine(member, f"{method} {type(_root_cause(error)).__name__}")
+            self._quarantine(member, f"{method} {type(root_cause(error)).__name__}")
 
     @asynccontextmanager
     async def reserve(self, version: int, share: float = 1.0) -> AsyncIterator[Reservation]:
@@ -388,19 +361,21 @@ class GeneratorRouter:
         """The version that a member has to hold."""
         return member.reservation.version if member.reservation is not None else self.version
 
-    async def _load(self, member: Member, place: Any = None) -> None:
+    async def _load(self, member: Member, broadcast: int | None = None, place: Any = None) -> None:
+        """Load the version that a member has to hold. place: in the broadcast of the version `broadcast`, if it has one."""
         await self.awake.wait()
         try:
             # One at a time: a reservation may begin while another version is being loaded.
             async with asyncio.timeout(self.timeouts.load_s), member.loading:
                 version = self._version_of(member)
                 actor = await self._handle(member)
-                arguments = (version,) if place is None else (version, place)
-                member.version = await _value(actor.load.remote(*arguments))
+                # Of another version than the one that is broadcast, if a newer load or a reservation came meanwhile.
+                arguments = (version,) if place is None or version != broadcast else (version, place)
+                member.version = await value_of(actor.load.remote(*arguments))
         except BadInput:
             raise
         except (RayError, TimeoutError, InfraFailure) as error:
-            self.failures[f"load {type(_root_cause(error)).__name__}"] += 1
+            self.failures[f"load {type(root_cause(error)).__name__}"] += 1
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
         """Give a generator no work until it has loaded the version that it has to hold. failure: counted, None for no failure."""
@@ -456,7 +431,7 @@ class GeneratorRouter:
             try:
                 async with asyncio.timeout(timeout):
                     actor, since = await self._handle(member), time.monotonic()
-                    health = dict(await _value(actor.health.remote()))
+                    health = dict(await value_of(actor.health.remote()))
             except (TimeoutError, RayError, InfraFailure):
                 self.handles.pop(member.name, None)
                 return None
@@ -471,7 +446,7 @@ class GeneratorRouter:
         for member in sorted(self.members, key=lambda m: m.running):
             try:
                 async with asyncio.timeout(self.timeouts.health_s):
-                    return list(await _value((await self._handle(member)).pieces.remote(turns)))
+                    return list(await value_of((await self._handle(member)).pieces.remote(turns)))
             except (TimeoutError, RayError, InfraFailure):
                 self.handles.pop(member.name, None)
         raise InfraFailure("no generator could answer", code="no_generator")
@@ -487,14 +462,3 @@ class GeneratorRouter:
 
 class _WrongVersion(Exception):
     """A generator returned a group of another version than expected."""
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The original exception of an actor that was called by an actor."""
-    while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
-        error = error.cause
-    return error
-
-
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref

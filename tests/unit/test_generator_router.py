@@ -256,6 +256,56 @@ def test_an_evaluation_keeps_its_version_on_its_share_while_training_goes_on(siz
     run(body)
 
 
+def test_a_reserved_generator_that_restarted_with_another_version_does_not_answer_for_its_own() -> None:
+    async def body() -> None:
+        actors = [Actor(), Actor()]
+        router = GeneratorRouter(actors, QUICK)  # type: ignore[arg-type]
+        await router.load(1)
+        async with router.reserve(1, share=0.5) as reserved:
+            await router.load(2)
+            (held,) = [actor for actor in actors if actor.version == 1]
+            held.version = 2  # a restarted process serves the promoted version
+            assert (await router.rollout(request(), reserved)).group.policy_version == 1
+        assert router.failures["wrong version"] == 1
+
+    run(body)
+
+
+def test_a_place_in_a_broadcast_is_not_used_for_another_version() -> None:
+    places: list[tuple[int, Any]] = []
+
+    class Receiver(Actor):
+        async def _load(self, version: int, place: Any = None) -> int:
+            places.append((version, place))
+            return await super()._load(version)
+
+    async def arrange(names: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(names, "place of 3")
+
+    async def body() -> None:
+        actors = [Receiver(), Receiver()]
+        router = GeneratorRouter(actors, QUICK)  # type: ignore[arg-type]
+        await router.load(1)
+        for actor in actors:
+            actor.may_load.clear()
+        loads = [asyncio.create_task(router.load(2))]
+        await asyncio.sleep(0.01)
+        loads.append(asyncio.create_task(router.load(3, arrange)))  # waits for the load before it
+        await asyncio.sleep(0.01)
+        reserving = asyncio.create_task(evaluate(router))
+        await asyncio.sleep(0.01)
+        for actor in actors:
+            actor.may_load.set()
+        await asyncio.gather(reserving, *loads)
+
+    async def evaluate(router: GeneratorRouter) -> None:
+        async with router.reserve(1, share=0.5) as reserved:
+            assert (await router.rollout(request(), reserved)).group.policy_version == 1
+
+    run(body)
+    assert {version for version, place in places if place is not None} == {3}
+
+
 def test_a_generator_that_joins_is_used_with_the_current_version_and_one_that_leaves_is_not() -> None:
     async def body() -> None:
         first, second = Actor(), Actor()
