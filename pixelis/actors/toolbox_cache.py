@@ -11,12 +11,21 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from pixelis.actors.toolbox import Objects
 from pixelis.actors.toolbox_work import Opened
 from pixelis.errors import OperationError
 from pixelis.operations import Operation, geometry
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, ImageView, Media
+from pixelis.records import Action, ImageView, Media, Observation
+
+ENTRY_BYTES, JSON_FACTOR = 2000, 6
+"""Memory of a cached result beyond its views, as measured: that of the entry, and bytes for each byte of its JSON."""
+TRANSIENT = ("out_of_memory", "crashed", "timeout")
+"""Codes of errors that a second try may not have."""
+NAMES_IDS = ("unknown_object", "bad_target")
+"""Codes of errors whose text lists the ids of the episode, which the key lacks."""
 
 
 class ByteCache:
@@ -56,7 +65,7 @@ def media_key(media: list[Media]) -> Hashable:
     for item in media:
         if item.kind != "image":
             return None
-        if item.uri.startswith(("data:", "cards:")):
+        if item.uri[:6].lower().startswith(("data:", "cards:")):
             parts.append((item.id, hashlib.sha256(item.uri.encode()).digest()))
             continue
         try:
@@ -67,10 +76,21 @@ def media_key(media: list[Media]) -> Hashable:
     return "open", *parts
 
 
+def is_reusable(observation: Observation) -> bool:
+    """Whether a result holds for every call with its key, also a later one."""
+    return observation.code not in (*TRANSIENT, *NAMES_IDS)
+
+
+def memory_bytes(views: list[np.ndarray], size: int) -> int:
+    """About the memory of a result of ``size`` bytes: those of its ``views``, and of JSON or text."""
+    pixels = sum(view.nbytes for view in views)
+    return pixels + JSON_FACTOR * max(0, size - pixels) + ENTRY_BYTES
+
+
 def call_key(
     operation: type[Operation], kind: str, action: Action, images: list[ImageView], objects: Objects, opened: Opened
-) -> Hashable:
-    """Everything that a result depends on: media, operation, arguments, and the views and objects named in these.
+) -> bytes | None:
+    """A hash of everything that a result depends on: media, operation, arguments, and the views and objects named in these.
 
     ``kind`` is the scale of the policy's coordinates. None for a call with invalid arguments.
     """
@@ -92,7 +112,8 @@ def call_key(
     except OperationError:
         return None
     media = tuple(opened.hashes.items())
-    return action.op, action.target, arguments.model_dump_json(), media, tuple(regions), tuple(named_objects)
+    key = action.op, action.target, arguments.model_dump_json(), media, tuple(regions), tuple(named_objects)
+    return hashlib.sha256(repr(key).encode()).digest()  # arguments may be long
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.toolbox import Call, InitialViews, Objects, Outcome, Toolbox
-from pixelis.actors.toolbox_cache import ByteCache, call_key, media_key
+from pixelis.actors.toolbox_cache import NAMES_IDS, ByteCache, call_key, is_reusable, media_key, memory_bytes
 from pixelis.actors.toolbox_work import Job, Opened, Worker
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
@@ -114,14 +114,17 @@ class ToolboxPool:
         if key is not None and (cached := self.cache.get(key)):
             self.counts["hits"] += 1
             return cached
+        quick = operation is None or operation.quick
         job = self.in_flight.get(key) if key is not None else None
-        if job is None:
-            quick = operation is None or operation.quick
-            job = self._submit(Call(action, images, objects), opened=opened, key=key, quick=quick)
-            if key is not None:
-                self.in_flight[key] = job
-        else:
-            self.counts["hits"] += 1
+        if job is not None:
+            outcome = await self._wait(job)
+            if outcome[0].code not in NAMES_IDS:
+                self.counts["hits"] += 1
+                return outcome
+            key = None  # the ids are those of the other episode
+        job = self._submit(Call(action, images, objects), opened=opened, key=key, quick=quick)
+        if key is not None:
+            self.in_flight[key] = job
         return await self._wait(job)
 
     def environment_worker(self) -> Worker:
@@ -420,8 +423,8 @@ class ToolboxPool:
             for view in views:
                 view.flags.writeable = False
             outcome = observation, views
-            if job.key is not None and observation.code not in ("out_of_memory", "crashed"):
-                self.cache.put(job.key, outcome, size)
+            if job.key is not None and is_reusable(observation):
+                self.cache.put(job.key, outcome, memory_bytes(views, size))
         elif job.key is not None:
             opened, (images, views) = outcome
             for view in views:

@@ -1,0 +1,124 @@
+"""What a pool of toolboxes caches: which results, for which calls, and in how much memory. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import hashlib
+import io
+import pickle
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+from PIL import Image
+
+from pixelis.actors import toolbox_pool
+from pixelis.actors.toolbox import Objects, Outcome, _content_hash, error_outcome
+from pixelis.actors.toolbox_cache import ByteCache, call_key, media_key, memory_bytes
+from pixelis.actors.toolbox_pool import ToolboxPool
+from pixelis.actors.toolbox_work import Opened
+from pixelis.config.load import parse
+from pixelis.operations import OPERATIONS, Scene, execute
+from pixelis.records import Action, ImageView, Media, Observation
+
+PICTURE = skimage.data.astronaut()
+SIZE = PICTURE.shape[1], PICTURE.shape[0]
+IMAGES = [ImageView(id="img0", source_size=SIZE, view_size=SIZE)]
+CROP = ImageView(id="obs1", parent="img0", box=(0.0, 0.0, 0.5, 0.5), source_size=SIZE, view_size=SIZE)
+OBJECTS: Objects = {"11111111": {"id": "11111111", "kind": "object", "root": "img0", "frame": None, "box": [0, 0, 0.5, 0.5]}}
+OPENED = Opened({}, {"img0": "a" * 64})
+
+
+@pytest.fixture
+def pool(monkeypatch) -> ToolboxPool:
+    """A pool without workers, which the tests answer for."""
+    monkeypatch.setattr(
+        toolbox_pool.ray, "get_runtime_context", lambda: type("Context", (), {"get_node_id": lambda self: "node"})()
+    )
+    monkeypatch.setattr(ToolboxPool, "_create_toolbox", lambda self: None)
+    monkeypatch.setattr(ToolboxPool, "_ensure_started", lambda self: None)
+    return ToolboxPool(parse({"toolbox": {"operations": [*OPERATIONS]}}), 32, "thousand")
+
+
+def answered(pool: ToolboxPool, calls: list[tuple[Action, list[ImageView], Objects]], outcome: Any = None) -> list[Outcome]:
+    """The outcomes of calls that are made at once; ``outcome``, or else that of the operation itself."""
+
+    async def run() -> list[Outcome]:
+        tasks = [asyncio.create_task(pool.execute(*call, OPENED)) for call in calls]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            for queue in (pool.quick, pool.slow):
+                while queue:
+                    job = queue.popleft()
+                    work: Any = job.work
+                    result = outcome or execute(work.action, Scene({"img0": PICTURE}, work.images, work.objects))
+                    pool._resolve(job, result, len(result[0].text), is_batch=False)
+        return [task.result() for task in tasks]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", ["timeout", "out_of_memory", "crashed"])
+def test_an_error_that_may_pass_is_not_cached(pool: ToolboxPool, code: str):
+    action = Action(op="python", target="img0", arguments={"code": "print(1)"})
+    answered(pool, [(action, IMAGES, {})], error_outcome(code, "the sandbox did not start in time"))
+    ((observation, _),) = answered(pool, [(action, IMAGES, {})], (Observation(status="ok", text="1"), []))
+    assert observation.text == "1"
+    ((observation, _),) = answered(pool, [(action, IMAGES, {})], error_outcome("limit", "the code wrote too much"))
+    assert (observation.text, pool.counts["hits"]) == ("1", 1)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_errors_list_the_ids_of_their_own_episode(pool: ToolboxPool, together: bool):
+    zoom = Action(op="zoom_in", target="obs3", arguments={"box": [0.1, 0.1, 0.5, 0.5]})
+    look = Action(op="get_properties", target="img0", arguments={"object": "deadbeef"})
+    calls: list[tuple[Action, list[ImageView], Objects]] = [
+        (zoom, IMAGES, {}),
+        (zoom, [*IMAGES, CROP], {}),
+        (look, IMAGES, {}),
+        (look, IMAGES, OBJECTS),
+    ]
+    outcomes = answered(pool, calls) if together else [outcome for call in calls for outcome in answered(pool, [call])]
+    texts = [observation.text for observation, _ in outcomes]
+    assert ["obs1" in texts[0], "obs1" in texts[1]] == [False, True]
+    assert ["11111111" in texts[2], "11111111" in texts[3]] == [False, True]
+
+
+def test_memory_is_about_what_is_counted(pool: ToolboxPool):
+    """Errors and calls with long arguments used to take 20 times as much."""
+    actions = {
+        "zoom_in": {"box": [0.1, 0.1, 0.13, 0.13]},
+        "get_properties": {"box": [0.1, 0.1, 0.5, 0.5]},
+        "measure": {"point": [0.1, 0.1]},
+    }
+    for op, arguments in actions.items():
+        observation, views = execute(Action(op=op, target="img0", arguments=arguments), Scene({"img0": PICTURE}, IMAGES))
+        size = sum(view.nbytes for view in views) + len(
+            observation.model_dump_json() if observation.status == "ok" else observation.text
+        )
+        raw, cache, count = pickle.dumps((observation, views)), ByteCache(1 << 40), 100
+        gc.collect()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(count):
+            long = Action(op="python", target="img0", arguments={"code": f"x = {number}\n" + "#" * 10_000})
+            key = call_key(OPERATIONS["python"], "thousand", long, IMAGES, {}, OPENED)
+            cache.put(key, pickle.loads(raw), memory_bytes(views, size))
+        gc.collect()
+        used = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert len(cache.values) == count
+        assert 0.5 < used / cache.bytes < 1.5, op
+
+
+def test_a_data_url_in_capitals_is_no_file():
+    file = io.BytesIO()
+    Image.fromarray(PICTURE[:8, :8]).save(file, "PNG")
+    uri = "DATA:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    media = Media(id="img0", uri=uri)
+    assert _content_hash(media, np.zeros((8, 8, 3), np.uint8)) == hashlib.sha256(uri.encode()).hexdigest()
+    assert media_key([media]) is not None
