@@ -51,6 +51,8 @@ from pixelis.serve.protocol.agent import without_tokens
 
 REPORT_S = 10.0
 """Seconds between lines of progress."""
+RESOURCES = ("workers", "cpus", "gpus", "timeout_s", "memory_bytes", "cache_bytes")
+"""Keys of `toolbox` that may change while a file is answered."""
 Answerer = Callable[[Question], Awaitable[dict[str, Any]]]
 """Answers a question with the fields of a line. Raises BadInput and DataFailure for what cannot be answered."""
 
@@ -130,10 +132,14 @@ class AnswerFile:
 
 @contextmanager
 def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
-    """Open the file of answers, which is created if it does not exist."""
+    """Open the file of answers, which is created if it does not exist. Raises BadConfig for a folder."""
     with disk_failures(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except (IsADirectoryError, NotADirectoryError, FileExistsError):
+            raise BadConfig(f"{path} is a folder, or below a file", fix="name another file by --out") from None
+        with open(descriptor, "r+b") as file:
             yield AnswerFile(file, path, settings)
 
 
@@ -214,14 +220,17 @@ def settings_of(config: Config, url: str | None) -> str:
     parts: dict[str, Any] = {"source": config.data.evaluate, "url": url}
     if url is None:
         names = {
-            "policy": ("model", "adapter"),
+            "policy": ("model", "adapter", "dtype"),
+            "engine": ("name", "quantization", "model"),
             "serve": ("samples", "sampling", "augmentations"),
             "evolution": ("vote",),
+            "rewards": ("scorer", "scorers"),
             "run": ("seed",),
-            "toolbox": ("operations",),
         }
         parts |= {name: getattr(config, name).model_dump(mode="json", include=set(keys)) for name, keys in names.items()}
         parts["dialogue"] = config.dialogue.model_dump(mode="json")
+        parts["toolbox"] = config.toolbox.model_dump(mode="json", exclude=set(RESOURCES))
+        parts["tasks"] = {task: of.scorer for task, of in config.rewards.tasks.items() if of.scorer}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

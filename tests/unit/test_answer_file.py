@@ -11,8 +11,8 @@ import pytest
 
 from pixelis.config import load
 from pixelis.datasets.labels import without_truths
-from pixelis.errors import BadInput, InfraFailure
-from pixelis.jobs.answer import AnswerFile, answer_all, answer_file, correctness, parse
+from pixelis.errors import BadConfig, BadInput, InfraFailure
+from pixelis.jobs.answer import AnswerFile, answer_all, answer_file, correctness, parse, settings_of
 from pixelis.records import Exchange, Question
 
 QUESTIONS = [(number, Question(id=f"q{number}", question=f"say {number}")) for number in range(6)]
@@ -82,6 +82,41 @@ def test_answers_with_any_line_separator_are_compared_with_the_truth(tmp_path: P
         fill(out, [*enumerate(asked)], seven)
     options = parse([str(questions), "--calibrate"])
     assert correctness(load(None, [f"data.evaluate={questions}"]), options, path) == ([0.5, 0.5], [True, False])
+
+
+def test_a_folder_as_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    for path in (tmp_path, tmp_path / "notes.txt" / "out.jsonl", tmp_path / "notes.txt" / "more" / "out.jsonl"):
+        with pytest.raises(BadConfig, match="is a folder, or below a file"), answer_file(path, "s"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("word", "counts"),
+    [
+        ("rewards.scorer=math", True),
+        ("rewards.scorers={exact: math}", True),
+        ("rewards.tasks={counting: {scorer: count}}", True),
+        ("rewards.tasks={counting: {format: turns}}", False),
+        ("rewards.weights.format=1", False),
+        ("toolbox.segmenter=grabcut", True),
+        ("toolbox.operations=[zoom_in]", True),
+        ("toolbox.max_frames=4", True),
+        ("toolbox.timeout_s=3", False),
+        ("toolbox.workers=3", False),
+        ("engine.name=vllm", True),
+        ("engine.workers=3", False),
+        ("engine.timeout_s=3", False),
+        ("policy.adapter=runs/other", True),
+        ("policy.dtype=bfloat16", True),
+        ("serve.samples=3", True),
+        ("serve.timeout_s=3", False),
+    ],
+)
+def test_answers_of_other_settings_are_told_apart(word: str, counts: bool) -> None:
+    before, after = (settings_of(load("configs/nano/evaluate.yaml", words), None) for words in ([], [word]))
+    assert (before != after) == counts
+    assert len({settings_of(load("configs/nano/evaluate.yaml", words), "http://x") for words in ([], [word])}) == 1
 
 
 def test_a_question_without_its_truth_keeps_its_conversation() -> None:
