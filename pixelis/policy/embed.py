@@ -54,7 +54,8 @@ def turn_states(
         if trajectory.policy_turns == 0:
             continue
         try:
-            sample = from_trajectory(trajectory.model_copy(update={"advantage": 0.0}), list(images))
+            # An episode may end with an observation, whose state is the last.
+            sample = from_trajectory(trajectory, list(images), advantage=0.0, whole=True)
         except DataFailure:
             continue
         if unusable(sample, spec, row_tokens) is None:

@@ -94,11 +94,13 @@ def view_digest(view: np.ndarray) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(view).data, digest_size=16, key=hashlib.sha256(shape).digest()).digest()
 
 
-def from_trajectory(trajectory: Trajectory, views: Sequence[np.ndarray], advantage: float | None = None) -> TrainSample:
+def from_trajectory(
+    trajectory: Trajectory, views: Sequence[np.ndarray], advantage: float | None = None, whole: bool = False
+) -> TrainSample:
     """Convert a trajectory and its views (aligned with `trajectory.images`) to arrays.
 
-    advantage: overrides the trajectory's; None in both counts as 0. Observations after the policy's last token are dropped.
-    Raises DataFailure if the number of views differs from the number of images.
+    advantage: overrides the trajectory's; None in both counts as 0. whole: keep observations after the policy's last token, which
+    are dropped otherwise. Raises DataFailure if the number of views differs from the number of images.
     """
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)
@@ -114,7 +116,7 @@ def from_trajectory(trajectory: Trajectory, views: Sequence[np.ndarray], advanta
         version=trajectory.policy_version,
         id=trajectory.id,
     )
-    return _drop_unanswered(sample, trajectory)
+    return sample if whole else _drop_unanswered(sample, trajectory)
 
 
 def _drop_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:

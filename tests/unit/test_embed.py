@@ -63,6 +63,30 @@ def test_states_do_not_depend_on_the_other_episodes_of_a_row(family: str) -> Non
         np.testing.assert_allclose(states, alone, atol=2e-5)
 
 
+def test_the_last_state_follows_an_observation_that_ends_the_episode() -> None:
+    model, spec = tiny_model("qwen3_vl")
+    trajectory, views = episode(0, 2, spec)
+    pads = [spec.vision_start, *[spec.image_token] * 4, spec.vision_end]
+    crop = ImageView(id="obs1", view_size=(spec.multiple * 2, spec.multiple * 2))
+    done = trajectory.model_copy(
+        update={
+            "turns": [*trajectory.turns, Turn(role="tool", tokens=[8, 9, *pads, 10], images=["obs1"])],
+            "images": [*trajectory.images, crop],
+        }
+    )
+    other, other_views = episode(1, 1, spec)
+    shown = [*views, views[0][::-1].copy()]
+    (before,), (alone,) = (turn_states(model, spec, [t], [v], 512) for t, v in ((trajectory, views), (done, shown)))
+    together, beside = turn_states(model, spec, [done, other], [shown, other_views], 512)
+    assert before is not None
+    assert alone is not None
+    assert alone.shape == before.shape == (3, model.config.text_config.hidden_size)
+    np.testing.assert_allclose(alone[:2], before[:2], atol=2e-5)
+    assert np.abs(alone[2] - before[2]).max() > 1e-2
+    np.testing.assert_allclose(together, alone, atol=2e-5)
+    np.testing.assert_allclose(beside, turn_states(model, spec, [other], [other_views], 512)[0], atol=2e-5)
+
+
 def test_an_unusable_trajectory_has_no_states() -> None:
     model, spec = tiny_model("qwen3_vl")
     good, views = episode(0, 2, spec)

@@ -225,5 +225,7 @@ def test_a_trajectory_becomes_a_sample_and_an_unanswered_observation_is_cut():
     assert sample.log_probs.tolist() == [0, 0, 0, 0, -0.5, -0.25]
     assert (sample.advantage, sample.version, len(sample.views)) == (0.5, 7, 1)
     assert from_trajectory(trajectory, views, advantage=-1.0).advantage == -1.0
+    whole = from_trajectory(trajectory, views, whole=True)
+    assert (len(whole.tokens), len(whole.views)) == (9, 2)
     with pytest.raises(DataFailure, match="1 views for 2 images"):
         from_trajectory(trajectory, views[:1])
