@@ -70,19 +70,13 @@ def analyse(config: Config, folder: Path) -> RankFile:
     ):
         for done, layer in enumerate(sorted(layers, key=lambda name: name not in changes), 1):
             if layer not in changes:
-                base, tuned = (file.read(_weight(layer, file)).to(device) for file in files)
+                base, tuned = (file.read(f"{layer}.weight").to(device) for file in files)
                 changes[layer] = weight_change(base, tuned, config.ranks, config.run.seed)
                 progress.update(done, layer=layer)
             out.write(json.dumps({"key": key, "layer": layer, **changes[layer].to_json()}) + "\n")
             out.flush()
     about = {"base": model.name, "base_sha256": base_sha256, "seed": config.run.seed}
     return choose_ranks({layer: changes[layer] for layer in layers}, config.ranks, about)
-
-
-def _weight(layer: str, file: BaseFile) -> str:
-    """Name of a layer's weight. A missing output layer is tied to the embedding."""
-    tied = layer == "lm_head" and "lm_head.weight" not in file.locations
-    return "model.language_model.embed_tokens.weight" if tied else f"{layer}.weight"
 
 
 def _finished(path: Path, key: str) -> dict[str, WeightChange]:

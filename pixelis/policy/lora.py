@@ -33,7 +33,7 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
     """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and `lm_head` if listed.
 
     With `vision_tower` also all of the vision tower, in which the same names may mean other layers. Raises BadConfig with the
-    choices, and for a model without vision.
+    choices, for a model without vision, and for an `lm_head` that shares its weight with the embedding.
     """
     layers: dict[str, nn.Linear] = {}
     choices: set[str] = set()
@@ -49,6 +49,12 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
             layers[name] = module
     if vision_tower and not any(map(is_vision, layers)):
         raise BadConfig("policy.lora.vision_tower: the model has no vision tower", fix="policy.lora.vision_tower=false")
+    if "lm_head" in layers and "lm_head.weight" not in dict(model.named_parameters()):
+        # Merging would change the embedding too, which the adapter was not trained for.
+        raise BadConfig(
+            "policy.lora.targets: the model's lm_head is tied to its embedding and has no weight of its own to adapt",
+            fix="remove lm_head from policy.lora.targets",
+        )
     missing = sorted(set(targets) - choices)
     if missing:
         matches = difflib.get_close_matches(missing[0], choices, n=1)

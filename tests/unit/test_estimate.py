@@ -67,6 +67,9 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
         "qwen2_5_vl_32b": 262144,
         "qwen3_vl_8b": 147456,
     }
+    with pytest.raises(BadConfig, match="tied to its embedding"):
+        architectures["qwen2_5_vl_3b"].shapes([*targets, "lm_head"])
+    assert len(architectures["qwen2_5_vl_7b"].shapes([*targets, "lm_head"])) == 28 * 7 + 1
     with pytest.raises(BadConfig, match="did you mean q_proj"):
         architectures["qwen3_vl_8b"].shapes(["q_porj"])
 
