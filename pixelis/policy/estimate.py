@@ -240,11 +240,13 @@ def _batch(c: config.Config, job: str) -> list[Finding]:
 def _learner(c: config.Config, job: str) -> list[Finding]:
     out = []
     bfloat16 = c.policy.full and learner_dtype(c.policy, c.learner.gpus > 0) == torch.bfloat16
-    zero = deepspeed_config(c.learner, bfloat16, torch.device("cpu"))["zero_optimization"]
-    stage = int(zero["stage"])
-    if c.learner.deepspeed and stage != c.learner.zero_stage:
-        message = f"learner.zero_stage is {c.learner.zero_stage}, but learner.deepspeed {Path(c.learner.deepspeed).name}: {stage}"
-        out.append(Finding("error", "deepspeed", message))
+    stage, default = (
+        int(deepspeed_config(learner, bfloat16, torch.device("cpu"))["zero_optimization"]["stage"])
+        for learner in (c.learner, c.learner.model_copy(update={"deepspeed": None}))
+    )
+    if c.learner.deepspeed and stage != default:
+        own = f"learner.zero_stage is {c.learner.zero_stage}" + (", in bfloat16 1" if default != c.learner.zero_stage else "")
+        out.append(Finding("error", "deepspeed", f"{own}, but learner.deepspeed {Path(c.learner.deepspeed).name}: {stage}"))
     if job == "rft" and c.rft.sampling.temperature <= 0:
         out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
     return out

@@ -201,6 +201,20 @@ def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[s
     assert any(message in text for text in errors), errors
 
 
+def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
+    """Full parameters in bfloat16 are at least at stage 1, whatever learner.zero_stage says."""
+
+    def errors(file: dict[str, object], *more: str) -> list[str]:
+        (tmp_path / "ds.json").write_text(json.dumps(file))
+        c = config.load(None, ["policy.full=true", "learner.gpus=1", f"learner.deepspeed={tmp_path}/ds.json", *more])
+        return [f.text for f in estimate.check(c, "sft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "deepspeed"]
+
+    assert errors({"gradient_clipping": 0.5}, "learner.zero_stage=0") == []
+    assert errors({"zero_optimization": {"stage": 1}}, "learner.zero_stage=0") == []
+    (wrong,) = errors({"zero_optimization": {"stage": 2}}, "learner.zero_stage=0")
+    assert wrong == "learner.zero_stage is 0, in bfloat16 1, but learner.deepspeed ds.json: 2"
+
+
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
     def adapters(*more: str) -> estimate.Finding:
         findings = estimate.check(recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES)
