@@ -112,13 +112,16 @@ def read_questions(
     )
 
 
-def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0) -> int:
-    """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit."""
+def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0, on_labels: OnLabels | None = None) -> int:
+    """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit.
+
+    With ``on_labels`` rows may lack truths, as in `read_questions`.
+    """
     if source.startswith("cards:"):
         if not limit:
             raise BadConfig(f"an epoch of {source} has no end", fix="set data.limit, or steps instead of epochs")
         return limit
-    return sum(1 for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows))
+    return sum(1 for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels))
 
 
 def require_text(question: Question, source: str) -> Question:

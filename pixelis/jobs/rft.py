@@ -18,6 +18,7 @@ from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import publisher_for
 from pixelis.config import Config, from_command_line
 from pixelis.config.rewards import LABELLED
+from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig
 from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, stop_s, watch
@@ -71,7 +72,8 @@ def with_steps(config: Config) -> Config:
     rft = config.rft
     if not rft.epochs:
         return config
-    questions = count_questions(config.data.train, config.data.limit, config.data.max_bad_rows)
+    on_labels = None if config.rewards.labelled else drop_labels
+    questions = count_questions(config.data.train, config.data.limit, config.data.max_bad_rows, on_labels)
     steps = math.ceil(rft.epochs * questions / rft.prompts_per_step)
     print(f"rft.epochs={rft.epochs:g}: {steps} steps of {rft.prompts_per_step} from {questions} questions")
     return config.model_copy(update={"rft": rft.model_copy(update={"steps": steps})})

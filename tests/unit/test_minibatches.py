@@ -10,7 +10,7 @@ from test_train_step import batch, trainer
 
 from pixelis.config import load
 from pixelis.datasets.questions import count_questions
-from pixelis.errors import BadConfig
+from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs import rft
 from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.samples import LearnerBatch
@@ -65,3 +65,12 @@ def test_epochs_count_passes_through_the_questions(tmp_path: Path, capsys: pytes
     with pytest.raises(BadConfig, match="no end"):
         rft.with_steps(load(None, ["rft.epochs=1"]))
     assert count_questions("cards:?split=train", limit=30) == 30
+
+
+def test_epochs_of_ttrl_count_rows_without_answers(tmp_path: Path) -> None:
+    rows = "".join(f'{{"id": "q{i}", "problem": "What?", "images": []}}\n' for i in range(10))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    overrides = [f"data.train={tmp_path}/rows.jsonl?format=easyr1", "rft.prompts_per_step=4", "rft.epochs=2"]
+    assert rft.with_steps(load(None, [*overrides, "rewards.preset=ttrl"])).rft.steps == 5
+    with pytest.raises(BadInput, match="answer: is missing"):
+        rft.with_steps(load(None, overrides))
