@@ -137,6 +137,18 @@ class Config(Section):
             problems.append(f"sft.batch {self.sft.batch} is not divisible by {groups}")
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
             problems.append("rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights")
+        loss, top_p = self.rft.loss, self.rft.sampling.top_p
+        # Engines record probabilities within the nucleus, the learner and the reference score the whole vocabulary.
+        if top_p < 1 and loss.kl > 0 and loss.kl_in == "reward":
+            problems.append(
+                f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which rft.loss.kl_in=reward subtracts: "
+                "set it to 1, or kl_in=loss"
+            )
+        if top_p < 1 and loss.importance == "none" and loss.proximal == "learner":
+            problems.append(
+                f"rft.sampling.top_p {top_p} samples from another distribution than the learner's, for which "
+                "rft.loss.importance=none does not correct: set it to truncate"
+            )
         if self.rft.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
             problems.append("rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1")
         if self.rft.advantage.min_group > self.rft.group_size:

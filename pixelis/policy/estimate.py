@@ -249,6 +249,9 @@ def _learner(c: config.Config, job: str) -> list[Finding]:
         out.append(Finding("error", "deepspeed", f"{own}, but learner.deepspeed {Path(c.learner.deepspeed).name}: {stage}"))
     if job == "rft" and c.rft.sampling.temperature <= 0:
         out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
+    if job == "rft" and c.rft.sampling.top_p < 1:
+        message = f"rft.sampling.top_p {c.rft.sampling.top_p:g}: no other token is sampled, but the learner scores the whole"
+        out.append(Finding("note", "sampling", f"{message} vocabulary, so that importance weights are below 1"))
     return out
 
 

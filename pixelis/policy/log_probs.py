@@ -1,4 +1,4 @@
-"""Log-probabilities of policy tokens under the distribution that the engines sample from."""
+"""Log-probabilities of policy tokens under the distribution that the engines sample from, apart from `top_p`."""
 
 from __future__ import annotations
 

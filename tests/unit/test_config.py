@@ -53,6 +53,11 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("rft.group_size=1", "rft.group_size"),
         ("serve.sampling.temperature=0.001", "the engines sample at 0 and from 0.01 on"),
         ("engine.name=vllm rft.sampling.temperature=3", "vLLM supports 0 and 0.01 to 2"),
+        (
+            "rft.sampling.top_p=0.9 rft.loss.kl=0.1 rft.loss.kl_in=reward rft.loss.kl_estimator=k1",
+            "rft.sampling.top_p 0.9 counts as a divergence",
+        ),
+        ("rft.sampling.top_p=0.9 rft.loss.importance=none", "rft.sampling.top_p 0.9 samples from another distribution"),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
         ("learner.row_tokens=64", "an episode must fit into a row"),

@@ -215,6 +215,13 @@ def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
     assert wrong == "learner.zero_stage is 0, in bfloat16 1, but learner.deepspeed ds.json: 2"
 
 
+def test_a_nucleus_is_noted(public: dict[str, str]) -> None:
+    c = recipe("qwen3_vl_8b/rft.yaml", public, "rft.sampling.top_p=0.9")
+    (found,) = (f for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "sampling")
+    assert found.level == "note"
+    assert "rft.sampling.top_p 0.9" in found.text
+
+
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
     def adapters(*more: str) -> estimate.Finding:
         findings = estimate.check(recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES)
