@@ -28,8 +28,9 @@ class DialogueConfig(Section):
     )
     system: Literal["auto", "row", "none"] = Field(
         "auto",
-        description="auto: a system turn with the tool schemas, except for the embedded model; row: the system message of the "
-        "question's own row where it has one, without further instructions, and else as auto; none: no system turn",
+        description="auto: a system turn with the tool schemas, or in a dialect without one that of the model's chat template, "
+        "except for the embedded model; row: the system message of the question's own row where it has one, without further "
+        "instructions, and else as auto; none: no system turn and no instructions",
     )
     coordinates: Literal["auto", "thousand", "pixels"] = Field(
         "auto",

@@ -7,10 +7,13 @@ one, whatever it spells. Image pads are expanded only here.
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import jinja2
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
@@ -91,14 +94,16 @@ class Renderer:
 
         An earlier exchange is one user turn, whose tokens go on to the assistant's answer. ``views`` are the question's pictures
         in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the system message of the question's row
-        stands for the dialect's instructions.
+        stands for the dialect's instructions. Where the dialect has no system turn it is that of the model's chat template.
         """
         turns = []
         offered = self.offered(question, operations)
         own = question.meta.get("system") if self.row_system else None
         system: Sequence[Piece] = self.dialect.pieces(own) if isinstance(own, str) else []
         instruct = self.system and not system
-        if system or (instruct and (system := self.dialect.system(views, offered, self.coordinates, self.max_calls))):
+        if instruct:
+            system = self.dialect.system(views, offered, self.coordinates, self.max_calls) or self._template_system
+        if system:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
             turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
         for exchange in question.history:
@@ -107,6 +112,24 @@ class Renderer:
             answer = self.dialect.render(exchange.answer, self._scale(shown))
             turns.append(self._exchange(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"]))
         return [*turns, self._exchange(question.question, views, bool(offered), instruct, [])]
+
+    @functools.cached_property
+    def _template_system(self) -> list[Piece]:
+        """The system turn that the model's chat template writes by itself, as those of Qwen2-VL and Qwen2.5-VL; else empty.
+
+        Raises BadInput if the template cannot write a user turn.
+        """
+        if not self.tokenizer.chat_template:
+            return []
+        content = [{"type": "text", "text": "?"}] if self.spec.reads_images else "?"
+        try:
+            text = str(self.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
+        except (jinja2.TemplateError, TypeError) as error:
+            raise BadInput(f"the tokenizer's chat template fails: {error}", fix="set dialogue.system=none") from None
+        before, opening, closing = text.partition(f"{START}user\n")[0], f"{START}system\n", f"{END}\n"
+        if not (before.startswith(opening) and before.endswith(closing)):
+            return []
+        return [Tag(before.removeprefix(opening).removesuffix(closing))]
 
     def _exchange(self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)

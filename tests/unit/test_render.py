@@ -174,6 +174,56 @@ def test_the_system_message_of_a_row_stands_for_the_dialects_instructions():
         assert "Think" in usual[0].text + usual[-1].text
 
 
+TEMPLATE = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def templated(template: str | None, **settings: str) -> Renderer:
+    """A renderer of Qwen2.5-VL's layout with a chat template."""
+    tokenizer = load_tokenizer(large_folder())
+    tokenizer.chat_template = template
+    config = DialogueConfig.model_validate(settings)
+    return Renderer(tokenizer, renderer("large").spec, config, [OPERATIONS["zoom_in"]])
+
+
+def tokens_of(r: Renderer, question: Question, operations: bool = True) -> list[int]:
+    return [token for turn in r.prompt(question, [image_view("large")], operations) for token in turn.tokens]
+
+
+@pytest.mark.parametrize("dialect", ["plain", "dapo"])
+def test_without_a_system_turn_of_its_own_a_prompt_is_that_of_the_chat_template(dialect: str):
+    r, question = templated(TEMPLATE, dialect=dialect), ask("Which digit?")
+    system, user = r.prompt(question, [image_view("large")])
+    assert (system.role, system.text) == ("system", "You help.")
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": user.text}]}]
+    text = r.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert system.tokens + user.tokens == whole("large", text.replace("<|image_pad|>", "<|image_pad|>" * 16))
+    assert tokens_of(templated(None, dialect=dialect), question) == user.tokens
+    assert [t.role for t in templated(TEMPLATE, dialect=dialect, system="none").prompt(question, [])] == ["user"]
+    own = question.model_copy(update={"meta": {"system": "My own."}})
+    assert [t.text for t in templated(TEMPLATE, dialect=dialect, system="row").prompt(own, [])] == ["My own.", "Which digit?"]
+
+
+def test_the_chat_template_adds_nothing_elsewhere():
+    question = ask("Which digit?")
+    for dialect in ("qwen", "mini_o3", "pixel_reasoner", "deepeyes"):
+        assert tokens_of(templated(TEMPLATE, dialect=dialect), question) == tokens_of(templated(None, dialect=dialect), question)
+    without = TEMPLATE.replace("{% if loop.first and m.role != 'system' %}", "{% if false %}")
+    for template in (without, renderer("nano").tokenizer.chat_template, "<|im_start|>user\n", "no format {{ messages }}"):
+        assert tokens_of(templated(template, dialect="plain"), question) == tokens_of(templated(None, dialect="plain"), question)
+    with pytest.raises(BadInput, match="chat template fails: no text"):
+        templated("{{ raise_exception('no text') }}", dialect="plain").prompt(question, [])
+
+
+def test_a_dialect_without_its_operations_has_the_system_turn_of_the_chat_template():
+    prompt = templated(TEMPLATE, dialect="deepeyes").prompt(ask("x"), [], operations=False)
+    assert (prompt[0].role, prompt[0].text) == ("system", "You help.")
+
+
 @pytest.mark.parametrize("name", ["nano", "large"])
 def test_pads_are_as_many_as_the_view_has_tokens_and_views_off_the_grid_are_refused(name: str):
     r = renderer(name)

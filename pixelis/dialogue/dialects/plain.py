@@ -15,7 +15,7 @@ RULE = "\nFirst think inside <think> </think> tags, then give the final answer i
 
 
 class Plain(Dialect):
-    """``<think>..</think><answer>..</answer>``, requested at the end of the question; no system turn."""
+    """``<think>..</think><answer>..</answer>``, requested at the end of the question; no system turn of its own."""
 
     name = "plain"
     call = None
