@@ -198,6 +198,27 @@ def test_small_text_on_a_large_page_is_found_in_bounded_time():
     assert [plain(line["text"]) for line in result.data["lines"]] == ["headline", plain("Footnote 4711 in small letters")]
 
 
+def test_a_thin_box_is_not_read_as_one_long_line(monkeypatch):
+    """A strip of 4000x4 pixels took a minute to find nothing."""
+    widths: list[int] = []
+    cut = ocr.strip
+
+    def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
+        out = cut(picture, quad)
+        widths.append(out.shape[1])
+        return out
+
+    monkeypatch.setattr(ocr, "strip", strip)
+    picture = np.full((300, 4000, 3), 230, np.uint8)
+    for box in ((0, 100 / 300, 1, 104 / 300), (0.1, 0, 0.101, 1), (0.1, 100 / 300, 0.11, 104 / 300)):
+        assert read(picture, box).text == "no text found"
+    assert widths
+    assert max(widths) <= ocr.STRIP_HEIGHT * 75
+    quads = np.array([[[0, 10], [width, 10], [width, 14], [0, 14]] for width in (604, 40)], np.float32)
+    assert ocr.engine().read(picture, quads) == ([], 0)
+    assert max(widths) <= ocr.STRIP_HEIGHT * 75
+
+
 def test_long_text_is_cut_for_the_policy():
     picture = np.zeros((100, 100, 3), np.uint8)
     scene = Scene({"img0": picture}, [view_of(picture)])
