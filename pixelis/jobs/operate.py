@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -142,6 +143,8 @@ def _request(arguments: argparse.Namespace) -> Request:
     a = arguments
     if a.view is not None and a.view < 32:
         raise Usage("--view must be at least 32 pixels")
+    if not 0 < a.fps < math.inf:
+        raise Usage("--fps must be a positive number, for example --fps 25")
     return Request(media, operation, texts, overrides, a.out, a.after, a.target, a.frame, a.fps, a.view)
 
 
@@ -176,7 +179,10 @@ def _operate(request: Request, emit: Callable[[str], None]) -> int:
         from pixelis.operations.pictures import write_pictures
 
         observation = name_observation(observation, number - 1)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise Usage(f"{folder} is a file, or below one: name a folder by --out") from None
         pictures = write_pictures(folder, action, observation, views, scene)
     result = {
         "media": about,

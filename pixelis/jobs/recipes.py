@@ -46,7 +46,11 @@ def copy(folder: Path, part: str = "") -> list[Path]:
         if target.exists() and target.read_bytes() != (RECIPES / name).read_bytes():
             raise BadConfig(f"{target} exists and differs from the recipe", fix="choose another folder, or move the file away")
     for name in selected:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            message = f"{folder} is a file, or has one where a folder of recipes goes"
+            raise BadConfig(message, fix="choose another folder") from None
         shutil.copyfile(RECIPES / name, folder / name)
     for name in selected:
         if name.suffix == ".yaml":

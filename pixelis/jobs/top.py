@@ -76,7 +76,11 @@ def _watch(draw: Callable[[], RenderableType], every_s: float) -> None:
         with Live(draw(), screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
-                live.update(draw(), refresh=True)
+                try:
+                    frame = draw()
+                except InfraFailure as error:  # the service may come back
+                    frame = Panel(Text(str(error), style="red"))
+                live.update(frame, refresh=True)
     except KeyboardInterrupt:
         return
 
@@ -153,8 +157,8 @@ class Service:
         """Time and number of answers since the gateways started."""
 
     def draw(self) -> RenderableType:
-        """One frame. Raises InfraFailure for a service that does not answer, BadConfig for a missing key."""
-        health, evolution = self._get("/healthz"), self._get("/v1/evolution")
+        """One frame. Raises InfraFailure for a service that does not answer, or is none, BadConfig for a missing key."""
+        health, evolution = self._get("/healthz", "status", "generators", "memory"), self._get("/v1/evolution", "counts")
         counts = evolution["counts"]
         self.samples = [*self.samples[-WIDTH:], (time.monotonic(), float(counts.get("answered", 0)))]
         head = Text(f"{health['status']}, {health['generators']} generators, memory {health['memory']}")
@@ -187,7 +191,8 @@ class Service:
                 rows["KL of updates"] = number(kl)
         return rows
 
-    def _get(self, path: str) -> dict[str, Any]:
+    def _get(self, path: str, *expected: str) -> dict[str, Any]:
+        """The object at ``path``, which has the ``expected`` keys, also in an answer that reports an error."""
         import httpx
 
         try:
@@ -199,9 +204,14 @@ class Service:
         if reply.status_code in (401, 403):
             raise BadConfig(f"{self.url} refuses the key", fix="export PIXELIS_API_KEY with a key that may read")
         try:
-            return dict(reply.json())
+            content = reply.json()
         except ValueError:
-            raise InfraFailure(f"{self.url} is no Pixelis service") from None
+            content = None
+        if isinstance(content, dict) and set(expected) <= content.keys():
+            return content
+        if reply.status_code >= 500:
+            raise InfraFailure(f"{self.url} answers {path} with {reply.status_code}", fix="wait, or see the log of the service")
+        raise InfraFailure(f"{self.url} is no Pixelis service", fix="give the address that `pixelis serve` prints")
 
 
 # -- drawing ----------------------------------------------------------------------------------------------------------

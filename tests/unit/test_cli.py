@@ -51,6 +51,12 @@ def test_recipes_are_listed_and_a_copy_of_them_loads(
     with pytest.raises(BadConfig, match="differs from the recipe"):
         recipes.copy(tmp_path / "mine")
     assert pixelis(capsys, monkeypatch, "recipes", "copy", str(tmp_path / "x"), "nothing")[0] == 2
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "nano").write_text("mine")
+    for folder in ("file", "file/more", "below"):
+        code, _, err = pixelis(capsys, monkeypatch, "recipes", "copy", str(tmp_path / folder), "nano")
+        assert (code, "is a file" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-from pixelis.jobs.top import curve
+import pytest
+from rich.text import Text
+
+from pixelis.errors import InfraFailure, MissingFile
+from pixelis.jobs.top import Service, _watch, curve
 from pixelis.telemetry.events import EventLog
 
 
@@ -39,6 +47,62 @@ def test_what_cannot_be_watched_is_named_with_a_fix(tmp_path: Path) -> None:
         refused = top(*arguments)
         assert refused.returncode == code
         assert "fix:" in refused.stderr
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
+    """The address of a service and what it answers by path; 404 with JSON elsewhere."""
+    answers: dict[str, tuple[int, str]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, body = answers.get(self.path, (404, '{"detail": "Not Found"}'))
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", answers
+        server.shutdown()
+
+
+def test_another_service_and_one_that_is_away_are_named(other: tuple[str, dict[str, tuple[int, str]]]) -> None:
+    url, answers = other
+    for health in ((404, "{}"), (200, "{}"), (200, "[1]"), (200, '[["status", 1]]'), (200, "hello")):
+        answers["/healthz"] = health
+        with pytest.raises(InfraFailure, match="is no Pixelis service"):
+            Service(url).draw()
+    answers["/healthz"] = (503, '{"status": "no generator answers", "generators": 0, "memory": null}')
+    with pytest.raises(InfraFailure, match="is no Pixelis service"):
+        Service(url).draw()
+    answers["/v1/evolution"] = (503, '{"error": {"message": "starting"}}')
+    with pytest.raises(InfraFailure, match="answers /v1/evolution with 503"):
+        Service(url).draw()
+    answers["/v1/evolution"] = (200, '{"counts": {"answered": 3}}')
+    Service(url).draw()  # the health is drawn though it is bad
+
+
+def test_a_service_that_is_away_for_a_while_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[Any] = [Text("before"), InfraFailure("it answers with 503"), Text("after"), KeyboardInterrupt()]
+    drawn = []
+
+    def draw() -> Text:
+        frame = frames.pop(0)
+        if isinstance(frame, BaseException):
+            raise frame
+        drawn.append(frame.plain)
+        return frame
+
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    _watch(draw, 0.0)
+    assert (drawn, frames) == (["before", "after"], [])
+    frames[:] = [Text("before"), MissingFile("gone")]
+    with pytest.raises(MissingFile):  # a run that was removed
+        _watch(draw, 0.0)
 
 
 def test_a_curve_keeps_its_shape() -> None:
