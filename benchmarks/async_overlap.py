@@ -47,6 +47,9 @@ class TimedGenerator:
         self.idle.set()
         self.may_open.set()
 
+    async def health(self) -> dict[str, Any]:
+        return {}
+
     async def load(self, version: int) -> int:
         if version != self.version:
             self.may_open.clear()

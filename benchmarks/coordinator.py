@@ -55,6 +55,9 @@ class ScriptedGenerator:
         self.version = version
         return version
 
+    async def health(self) -> dict[str, Any]:
+        return {}
+
     @ray.method(num_returns=2)
     async def rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
         await asyncio.sleep(self.seconds)

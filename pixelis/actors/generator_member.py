@@ -1,8 +1,9 @@
-"""A generator as a router knows it: its actor, its work, the version that it holds."""
+"""A generator as a router knows it: its actor, its work, the version that it holds, whether its process hangs."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,22 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
+from pixelis.errors import InfraFailure
+
+HUNG_CHECKS = 15
+"""Number of timeouts of a health check for which a process answers none before it counts as hung. Slow ones always answer."""
+
+
+class GeneratorHung(InfraFailure):
+    """The process of a generator answers nothing."""
+
 
 @dataclass(eq=False)
 class Member:
     """A generator: its actor or the actor's name, episodes in flight, and the version that it last reported.
 
-    recovery: task that ends its quarantine.
+    recovery: task that ends its quarantine; watch: task that ends when the process hangs, while episodes are in flight; answered:
+    actor that has answered, since one that has not may be loading its model.
     """
 
     actor: ActorHandle | str
@@ -24,6 +35,8 @@ class Member:
     failed_at: float = float("-inf")
     reservation: Reservation | None = None
     recovery: asyncio.Task | None = None
+    watch: asyncio.Task | None = None
+    answered: ActorHandle | None = None
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -33,6 +46,21 @@ class Member:
     @property
     def quarantined(self) -> bool:
         return self.recovery is not None and not self.recovery.done()
+
+    async def answer(self, call: Awaitable[Any], deadline: float) -> Any:
+        """The answer to a call. Raises TimeoutError at the monotonic time `deadline`, GeneratorHung when the watch ends."""
+        answer, watch = asyncio.ensure_future(value_of(call)), self.watch
+        tasks = {answer} if watch is None else {answer, watch}
+        try:
+            await asyncio.wait(tasks, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if watch is None or not watch.done():
+                raise TimeoutError
+            watch.result()
+            raise GeneratorHung(f"generator {self.name} hangs")
+        finally:
+            answer.cancel()
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from pixelis.actors.generator_member import Member, Reservation, root_cause, value_of
+from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, root_cause, value_of
 from pixelis.actors.group_views import GroupViews, SharedViews
 from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
@@ -71,7 +71,8 @@ class RouterTimeouts:
     """Limits in seconds.
 
     rollout_s: for a group including retries; load_s: for loading a version; retry_pause_s: between retries; suspect_s: during
-    which a follower avoids a generator that failed; health_s: for an answer about health.
+    which a follower avoids a generator that failed; health_s: for an answer about health, and HUNG_CHECKS times as long until a
+    process that works hangs.
     """
 
     rollout_s: float = 600.0
@@ -216,6 +217,8 @@ class GeneratorRouter:
         """The items of one attempt. If it ends early, the rollout is cancelled, which frees the engine's rows at once."""
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
+        if member.watch is None or member.watch.done():
+            member.watch = asyncio.create_task(self._watch(member))
         media = request.question.media if request.views else []
         known = self.shared_views.of(media)
         request = replace(request, known={id: views.ref for id, views in known.items()})
@@ -225,13 +228,13 @@ class GeneratorRouter:
             if stream:
                 call = actor.stream.remote(request)
                 group: Group | None = None
-                async for ref in call:
+                while (ref := await member.answer(anext(call, None), deadline)) is not None:
                     if group is not None:
                         refs.append(ref)
                         if len(refs) > len(media):
                             break
                         continue
-                    item = await asyncio.wait_for(value_of(ref), deadline - time.monotonic())
+                    item = await member.answer(ref, deadline)
                     if isinstance(item, Group):
                         group = item
                     else:
@@ -239,9 +242,10 @@ class GeneratorRouter:
                             yield TextUpdate(attempt, *event) if len(event) == 2 else TurnUpdate(attempt, *event)
             else:
                 call, *refs = actor.rollout.options(num_returns=2 + len(media)).remote(request)
-                group = await asyncio.wait_for(value_of(call), deadline - time.monotonic())
+                group = await member.answer(call, deadline)
             call = None
             assert group is not None
+            member.answered = actor
             if self.follows:
                 self.observe_version(member, group.policy_version, started)
             if len(refs) <= len(media):
@@ -258,6 +262,27 @@ class GeneratorRouter:
             if call is not None:
                 ray.cancel(call)
             member.running -= request.samples
+            if not member.running and member.watch is not None:
+                member.watch.cancel()
+                member.watch = None
+
+    async def _watch(self, member: Member) -> None:
+        """Return when the process of a generator hangs. A thread of its own answers health checks, so work delays none."""
+        while True:
+            await asyncio.sleep(self.timeouts.health_s)
+            with suppress(RayError, InfraFailure):  # of a process that has died, which ends its calls
+                actor = await self._handle(member)
+                check = asyncio.ensure_future(value_of(actor.health.remote()))
+                try:
+                    for _ in range(HUNG_CHECKS):  # one check, but not one wait: if this event loop was late, the answer is there
+                        if not check.done():
+                            await asyncio.wait({check}, timeout=self.timeouts.health_s)
+                    if not check.done() and member.answered == actor:
+                        return
+                    await check
+                    member.answered = actor
+                finally:
+                    check.cancel()
 
     def _failed(self, member: Member, error: BaseException) -> None:
         cause = error.__cause__ if isinstance(error, InfraFailure) and error.__cause__ else error
@@ -372,6 +397,7 @@ class GeneratorRouter:
                 # Of another version than the one that is broadcast, if a newer load or a reservation came meanwhile.
                 arguments = (version,) if place is None or version != broadcast else (version, place)
                 member.version = await value_of(actor.load.remote(*arguments))
+                member.answered = actor
         except BadInput:
             raise
         except (RayError, TimeoutError, InfraFailure) as error:

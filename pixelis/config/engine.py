@@ -56,7 +56,12 @@ class EngineConfig(Section):
         gt=0,
         description="serving: seconds during which a generator that failed gets requests only when no other is available",
     )
-    health_timeout_s: float = Field(2.0, gt=0, description="timeout in seconds of a generator's health check")
+    health_timeout_s: float = Field(
+        2.0,
+        gt=0,
+        description="timeout in seconds of a generator's health check; a process that answers "
+        "none for 15 times as long while it has work hangs, and its groups are rolled out on other generators",
+    )
     on_update: Literal["drain", "keep"] = Field(
         "drain",
         description="drain: finish the running episodes before loading new weights; keep: pause them, load the weights and "

@@ -58,7 +58,7 @@ class Generator:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.rollout, self.load = Method(self._rollout), Method(self._load)
+        self.rollout, self.load, self.health = Method(self._rollout), Method(self._load), Method(lambda: asyncio.sleep(0))
 
     async def _load(self, version: int) -> int:
         await asyncio.sleep(self.chance.random() * 0.002)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
-from pixelis.actors.generator_router import GeneratorRouter, Member, RolloutRequest, RouterTimeouts
+from pixelis.actors.generator_member import HUNG_CHECKS, Member
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
@@ -121,10 +122,11 @@ class Actor:
 
     def __init__(self, name: str = "g"):
         self.name, self.version, self.requests = name, -1, 0
-        self.may_load, self.may_answer = asyncio.Event(), asyncio.Event()
-        self.may_load.set()
-        self.may_answer.set()
-        self.load, self.rollout = Method(self._load), Method(self._rollout)
+        self.may_load, self.may_answer, self.is_alive = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for event in (self.may_load, self.may_answer, self.is_alive):
+            event.set()
+        self.load, self.rollout, self.stream = Method(self._load), Method(self._rollout), Method(self._stream)
+        self.health = Method(self.is_alive.wait)
 
     async def _load(self, version: int) -> int:
         await self.may_load.wait()
@@ -133,6 +135,12 @@ class Actor:
 
     def _rollout(self, request: RolloutRequest) -> tuple[Any, dict]:
         return asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)), {}
+
+    async def _stream(self, request: RolloutRequest) -> AsyncIterator[Awaitable[Any]]:
+        group, added = self._rollout(request)
+        await asyncio.wait({group})
+        yield group
+        yield added
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         self.requests, version = self.requests + 1, self.version
@@ -155,7 +163,7 @@ def request(name: str = "q") -> RolloutRequest:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "cancel", lambda call: call.cancel())
+        patch.setattr(ray, "cancel", lambda call: call.cancel() if isinstance(call, asyncio.Future) else None)
         asyncio.run(asyncio.wait_for(test(), 20))  # type: ignore[arg-type]
 
 
@@ -319,6 +327,64 @@ def test_a_generator_that_joins_is_used_with_the_current_version_and_one_that_le
         before = first.requests
         await asyncio.gather(*(router.rollout(request(f"q{i}")) for i in range(3)))
         assert (first.requests, second.requests) == (before, 3)
+
+    run(body)
+
+
+HASTY = RouterTimeouts(rollout_s=15.0, load_s=15.0, retry_pause_s=0.001, health_s=0.002)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_group_on_a_process_that_hangs_is_rolled_out_on_another_generator(stream: bool) -> None:
+    async def body() -> None:
+        stuck, sound = Actor("stuck"), Actor("sound")
+        router = GeneratorRouter([stuck, sound], HASTY)  # type: ignore[list-item]
+        await router.load(1)
+        for event in (stuck.may_answer, stuck.may_load, stuck.is_alive):
+            event.clear()
+        start = time.monotonic()
+        items = [item async for item in router.episodes(request(), stream=stream)]
+        assert isinstance(items[-1], RolloutResult)
+        assert (stuck.requests, sound.requests) == (1, 1)
+        assert time.monotonic() - start >= HUNG_CHECKS * HASTY.health_s
+        assert router.failures["GeneratorHung"] == 1
+        assert [m.running for m in router.members] == [0, 0]
+        assert router.members[0].watch is None
+        assert router.stats()["generators/able"] == 1, "it gets no work until it has loaded"
+        stuck.may_load.set()
+        while router.stats()["generators/able"] < 2:
+            await asyncio.sleep(0.001)
+
+    run(body)
+
+
+def test_a_slow_generator_keeps_its_group_while_its_process_answers() -> None:
+    async def body() -> None:
+        slow, sound = Actor("slow"), Actor("sound")
+        router = GeneratorRouter([slow, sound], HASTY)  # type: ignore[list-item]
+        await router.load(1)
+        slow.may_answer.clear()
+        group = asyncio.create_task(router.rollout(request()))
+        await asyncio.sleep(4 * HUNG_CHECKS * HASTY.health_s)
+        slow.may_answer.set()
+        await group
+        assert (slow.requests, sound.requests) == (1, 0)
+        assert not router.failures
+
+    run(body)
+
+
+def test_a_process_that_has_never_answered_is_loading_its_model() -> None:
+    async def body() -> None:
+        new = Actor("new")
+        router = GeneratorRouter([new], HASTY, follows=True)  # type: ignore[list-item]
+        new.may_answer.clear()
+        new.is_alive.clear()
+        group = asyncio.create_task(router.rollout(request()))
+        await asyncio.sleep(4 * HUNG_CHECKS * HASTY.health_s)
+        new.may_answer.set()
+        await group
+        assert new.requests == 1
 
     run(body)
 
