@@ -6,6 +6,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends make gcc g++ wg
 RUN useradd --create-home --uid 1000 --shell /bin/bash ray
 WORKDIR /opt/pixelis
 RUN chown ray /opt/pixelis
+# Ray runs the commands of `ray up` in login shells, which set PATH anew.
+RUN echo 'export PATH=/opt/pixelis/.venv/bin:$PATH' > /etc/profile.d/pixelis.sh
 USER ray
 COPY --chown=ray . .
 ENV PATH=/opt/pixelis/.venv/bin:$PATH PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0

@@ -33,17 +33,18 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-gpu: pyproject.toml constraints-gpu.txt
 	@# faiss-cpu installs the same module as faiss-gpu.
-	@if test -x $(PY); then $(PY) -m pip uninstall -qq -y --disable-pip-version-check faiss-cpu; fi
+	@if $(PY) -m pip --version >/dev/null 2>&1; then $(PY) -m pip uninstall -qq -y --disable-pip-version-check faiss-cpu; fi
 	@$(call install,constraints-gpu.txt,gpu)
 	@touch $@ $(VENV)/installed
-	@$(VENV)/bin/pixelis doctor
+	-@$(VENV)/bin/pixelis doctor
 
 # $(call install,CONSTRAINTS,EXTRA)
 define install
 	set -e; \
 	$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 13); sys.exit(0 if ok else "Pixelis needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ". Name another with: make PYTHON=python3.11 ...")'; \
 	echo "[1/3] creating the virtual environment $(VENV)"; \
-	test -x $(PY) || $(PYTHON) -m venv $(VENV); \
+	: "An attempt without the package python3-venv leaves a Python without pip, which a second one completes."; \
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
 	date +%s > $(VENV)/install-started; \
 	echo "[2/3] installing torch (the largest part)"; \
 	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) torch setuptools wheel; \

@@ -36,7 +36,7 @@ from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
 """Variables of the driver's environment that workers get, beside those of FORWARDED."""
-FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_", "WANDB_", "MLFLOW_", "HF_", "RAY_SERVE_")
+FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_", "WANDB_", "MLFLOW_", "COMET_", "SWANLAB_", "TRACKIO_", "HF_", "RAY_SERVE_")
 """Prefixes of the variables that workers get: communication, trackers, Hugging Face, Ray Serve."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Marks the names of variables whose values Ray must not write to its logs."""

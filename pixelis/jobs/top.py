@@ -175,7 +175,8 @@ class Service:
             max(0.0, after[1] - before[1]) / max(1e-9, after[0] - before[0])
             for before, after in zip(self.samples, self.samples[1:], strict=False)
         ]
-        rows = {"answered": f"{counts.get('answered', 0):g}  {curve(rates)}  {rates[-1]:.1f} a second" if rates else "waiting"}
+        rate = f"  {curve(rates)}  {rates[-1]:.1f} a second" if rates else ""
+        rows = {"answered": f"{counts.get('answered', 0):g}{rate}"}
         rows["remembered"] = (
             f"{evolution['memory'].get('memory/size', 0):g} experiences" if evolution.get("memory") else "no memory"
         )

@@ -23,7 +23,7 @@ def log_results(config: Config) -> None:
     folder = Path(config.run.dir)
     results = [file.with_name(file.name.removesuffix(f".{lineage.NAME}")) for file in sorted(folder.glob(f"*.{lineage.NAME}"))]
     latest = checkpoint.latest(folder)
-    with Tracker(config) as tracker:
+    with Tracker(config, only=("wandb",)) as tracker:
         for path in (*results, *([latest] if latest is not None else [])):
             if path.exists() and (known := lineage.read(path)) is not None:
                 tracker.artifact(f"{known.kind}-{config.run.name}", known.kind, path, known.model_dump(mode="json"))

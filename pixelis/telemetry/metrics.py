@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -163,13 +163,14 @@ class Tracker:
     Weights & Biases works offline: without an API key, without a network or with WANDB_MODE=offline it writes to `run.dir/wandb`,
     which `wandb sync` uploads later. With a key, a job that resumes `run.dir` also resumes the W&B run.
     resumed: step that the run continues from; TensorBoard hides what later steps logged before, W&B keeps it for their replay.
+    only: the sinks to open, of those configured.
     """
 
-    def __init__(self, config: Config, resumed: int | None = None):
+    def __init__(self, config: Config, resumed: int | None = None, only: Container[str] = PACKAGES):
         self._sinks: dict[str, Sink] = {}
         kinds: dict[str, type[Wandb | TensorBoard]] = {"wandb": Wandb, "tensorboard": TensorBoard}
         for name in PACKAGES:
-            if getattr(config.telemetry, name):
+            if name in only and getattr(config.telemetry, name):
                 try:
                     self._sinks[name] = kinds[name](config, resumed) if name in kinds else OpenedRun(name, config)
                 except ImportError as error:
@@ -272,7 +273,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise _not_installed("tensorboard") from None
-        purge = resumed + 1 if resumed else None
+        purge = resumed + 1 if resumed is not None else None
         self._writer = SummaryWriter(logdir=str(Path(config.run.dir) / "tensorboard"), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

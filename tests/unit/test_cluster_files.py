@@ -181,8 +181,9 @@ def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_pat
     *command, mode = done.stdout.splitlines()
     assert mode == "mode 600"
     assert not list(tmp_path.glob(".ray-token*"))
-    assert command[1:7] == ["ray", "symmetric-run", "--address", "node7:23456", "--min-nodes", "2"]
-    start, entrypoint = command[7 : command.index("--")], command[command.index("--") + 1 :]
+    assert command[0] == "--cpus-per-task=64", "srun inherits it no longer"
+    assert command[2:8] == ["ray", "symmetric-run", "--address", "node7:23456", "--min-nodes", "2"]
+    start, entrypoint = command[8 : command.index("--")], command[command.index("--") + 1 :]
     scripts.start.make_context("start", ["--head", *start])
     assert entrypoint[:4] == ["pixelis", *job]
     check_command(entrypoint)

@@ -199,6 +199,30 @@ def test_a_failing_tracker_gives_one_warning_and_the_run_continues(tmp_path, cap
     ]
 
 
+def test_a_run_that_starts_again_hides_in_tensorboard_what_it_logged_before(tmp_path):
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for resumed in (0, 5):  # killed before its first checkpoint, and after the one of step 5
+        config = parse({"run": {"dir": str(tmp_path / str(resumed))}, "telemetry": {"tensorboard": True}})
+        with metrics.Tracker(config, resumed) as tracker:
+            tracker.log(resumed + 1, {"reward/accuracy": 0.5})
+    hidden = []
+    for file in tmp_path.glob("*/tensorboard/*"):
+        content = file.read_bytes()
+        while content:  # length, its checksum, the event, its checksum
+            size = int.from_bytes(content[:8], "little")
+            event = event_pb2.Event.FromString(content[12 : 12 + size])
+            hidden += [event.step] if event.WhichOneof("what") == "session_log" else []
+            content = content[16 + size :]
+    assert sorted(hidden) == [1, 6]
+
+
+def test_a_tracker_opens_only_the_sinks_that_are_asked_for(tmp_path):
+    config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"tensorboard": True}})
+    with metrics.Tracker(config, only=("wandb",)) as tracker:
+        assert tracker.sinks == []
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_a_missing_tracker_names_the_fix(tmp_path, caplog, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"tensorboard": True}})
