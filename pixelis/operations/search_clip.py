@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,8 @@ REFINED = 24
 MAX_MOMENTS = 4
 WIDTH = 160
 """Columns of the copies in which a picture is searched."""
+MIN_TEMPLATE = 6
+"""Least columns and rows of a searched picture in such a copy."""
 ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
 """Sizes at which the searched picture may appear, relative to its own."""
 STILL = 0.8
@@ -80,8 +83,8 @@ class SearchClip(Operation):
         """Up to MAX_MOMENTS moments, the best first (cuts in order of time), each with its frame.
 
         data: ``moments`` [{"frame", "time", "score"}], ``frames_seen``. Finding nothing is a result. Raises OperationError
-        ``not_a_video``, ``out_of_range``, ``bad_target``, ``bad_arguments`` for a picture of one color, or for words without
-        ``toolbox.searcher``.
+        ``not_a_video``, ``out_of_range``, ``bad_target``, ``too_small`` for a region that cannot be looked for,
+        ``bad_arguments`` for a picture of one color, or for words without ``toolbox.searcher``.
         """
         clip = target.clip
         numbers = _window(arguments, clip)
@@ -211,30 +214,38 @@ def _scorer(arguments: SearchClipArguments, scene: Scene) -> tuple[Callable[[np.
         return load(scene.settings.searcher).by_words(arguments.text), MAX_WORD_SAMPLES
     assert arguments.like is not None
     like = scene.target(arguments.like)
-    left, top, right, bottom = like.pixels(clamp(arguments.like_box or WHOLE))
-    # Part of the root's width: an object keeps about this size from frame to frame.
-    return _by_picture(like.picture[top:bottom, left:right], (right - left) / like.picture.shape[1]), MAX_SAMPLES
+    return _by_picture(like.picture, like.pixels(clamp(arguments.like_box or WHOLE))), MAX_SAMPLES
 
 
-def _by_picture(picture: np.ndarray, share: float) -> Callable[[np.ndarray], float]:
-    """The best normalised correlation of a picture with a place in a frame, at several sizes, 0..1."""
-    if shrink(picture, WIDTH).std(axis=(0, 1)).max() < 2:
+def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callable[[np.ndarray], float]:
+    """The best normalised correlation of left, top, right, bottom of a picture with a place in a frame, at several sizes, 0..1.
+
+    The function raises OperationError ``too_small`` for a region that frames' copies could only show much enlarged.
+    """
+    left, top, right, bottom = edges
+    region, width = picture[top:bottom, left:right], picture.shape[1]
+    whole = region.shape == picture.shape
+    if shrink(region, WIDTH).std(axis=(0, 1)).max() < 2:
         raise OperationError("the image to look for has one color, choose a region with some structure", code="bad_arguments")
-    aspect = picture.shape[0] / picture.shape[1]
 
     @functools.cache
     def templates(height: int) -> list[np.ndarray]:
-        sizes: dict[tuple[int, int], None] = {}
+        sizes: dict[tuple[int, int], float] = {}
         for zoom in ZOOMS:
-            columns, rows = round(WIDTH * share * zoom), round(WIDTH * share * zoom * aspect)
-            if share == 1 and zoom == 1:
+            # An object keeps about its part of the picture's width from frame to frame.
+            columns, rows = (round(WIDTH / width * zoom * side) for side in (right - left, bottom - top))
+            if whole and zoom == 1:
                 columns, rows = WIDTH, height
-            if 6 <= columns <= WIDTH and 6 <= rows <= height:
-                sizes[columns, rows] = None
-        return [cv2.resize(picture, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): None}]
+            if MIN_TEMPLATE <= columns <= WIDTH and MIN_TEMPLATE <= rows <= height:
+                sizes.setdefault((columns, rows), zoom)
+        least = math.ceil(MIN_TEMPLATE * width / WIDTH)
+        if min(right - left, bottom - top) < least and min(sizes.values(), default=math.inf) > 1.25:
+            message = f"the region to look for is {right - left}x{bottom - top} pixels, give one of at least {least}x{least}"
+            raise OperationError(message, code="too_small")
+        return [cv2.resize(region, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): 1.0}]
 
     def score(frame: np.ndarray) -> float:
-        height = max(6, round(frame.shape[0] * WIDTH / frame.shape[1]))
+        height = max(MIN_TEMPLATE, round(frame.shape[0] * WIDTH / frame.shape[1]))
         small = cv2.resize(frame, (WIDTH, height), interpolation=cv2.INTER_AREA)
         values = [cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED).max() for template in templates(height)]
         finite = [float(value) for value in values if np.isfinite(value)]

@@ -82,6 +82,22 @@ def test_a_region_is_found_where_it_is_and_another_picture_is_unsure():
     assert run(pictures={"img0": noise}, like="img0")[0].text.startswith("unsure")
 
 
+def test_a_region_too_small_to_look_for_says_how_large_it_must_be():
+    """It was stretched over the whole frame, and "nothing similar" said of a frame that showed it."""
+    cells = [np.random.default_rng(i).integers(0, 256, (60, 100, 3), dtype=np.uint8) for i in range(4)]
+    frames = [cell.repeat(8, axis=0).repeat(8, axis=1) for cell in cells]
+    clip = open_clip(encode(frames, "matroska", "ffv1"), ToolboxConfig())
+    shown = ImageView(id="vid0.2", parent="vid0", frame=2, time=0.08, source_size=(800, 480), view_size=(800, 480))
+    for width, height in ((18, 18), (800, 14), (400, 14), (18, 300)):
+        observation, _ = run(clip, images=[shown], like="vid0.2", like_box=[0, 0, width / 800, height / 480])
+        assert observation.code == "too_small"
+        assert f"{width}x{height} pixels, give one of at least 30x30" in observation.text
+    for width, height in ((30, 30), (800, 30), (400, 30), (30, 300), (790, 480), (800, 480)):
+        observation, _ = run(clip, images=[shown], like="vid0.2", like_box=[0, 0, width / 800, height / 480])
+        assert observation.data["moments"][0]["frame"] == 2
+        assert observation.text.startswith("best matches"), (width, height)
+
+
 def test_motion_is_when_most_moves():
     still = [three_scenes().frame(60)] * 40
     moving = [np.roll(three_scenes().frame(60), 2 * i, axis=1) for i in range(20)]
