@@ -1,6 +1,6 @@
 """The Coordinator's own rules under any timing: bounded staleness, whole groups, questions once, no deadlock.
 
-The Coordinator and its Fleet are real and run on one event loop; generators, scorers and their weights are scripted, and
+The Coordinator and its router are real and run on one event loop; generators, scorers and their weights are scripted, and
 questions are read without Ray Data (tests/ray compares the two).
 """
 
@@ -8,118 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
+from scripted_coordinator import REAL, Generator, Scorer, settings_of, without_ray
 
-from pixelis.actors import coordinator as coordinators
-from pixelis.actors.coordinator import Coordinator, RolloutBatch, StepResult
+from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
-from pixelis.config import Config, DataConfig, parse
+from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
-from pixelis.records import Group, Question, Trajectory
-from pixelis.rewards.grader import Advance
+from pixelis.records import Group, Question
 from pixelis.telemetry import events
-
-REAL: Any = Coordinator.__ray_metadata__.modified_class
-
-
-class Method:
-    """`handle.method.remote(...)` on this event loop."""
-
-    def __init__(self, call: Any):
-        self.call = call
-
-    def options(self, num_returns: int) -> Method:
-        return self
-
-    def remote(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
-
-
-@dataclass
-class Generator:
-    """Answers after a while; now and then it dies with work in flight and comes back without its version."""
-
-    chance: random.Random
-    deaths: float = 0.0
-    refused: float = 0.0
-    version: int = -1
-    done: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.rollout, self.load, self.health = Method(self._rollout), Method(self._load), Method(lambda: asyncio.sleep(0))
-
-    async def _load(self, version: int) -> int:
-        await asyncio.sleep(self.chance.random() * 0.002)
-        self.version = version
-        return version
-
-    def _rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
-        views = [{} for _ in (request.question.media if request.views else ())]
-        return asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)), {}, *views
-
-    async def _group(self, question: Question, group_id: str, n: int) -> Group:
-        version = self.version
-        await asyncio.sleep(self.chance.random() * (0.004 if self.chance.random() < 0.9 else 0.03))
-        if self.chance.random() < self.deaths:
-            self.version = -1
-            raise ActorUnavailableError("it died", None)
-        if random.Random(question.id).random() < self.refused:
-            raise DataFailure("not this one", code="over_context")
-        self.done[question.id] += 1
-        result = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
-        return Group(id=group_id, question=question, trajectories=result, policy_version=version)
-
-
-class Scorer:
-    """Rewards that differ within a group."""
-
-    def __init__(self) -> None:
-        self.score, self.advance, self.load = Method(self._score), Method(self._advance), Method(self._load)
-
-    async def _load(self, state: bytes | None) -> None:
-        pass
-
-    async def _advance(self, step: int, is_last: bool = False) -> Advance:
-        return Advance()
-
-    async def _score(self, group: Group, step: int | None) -> Group:
-        await asyncio.sleep(0)
-        scored = [
-            t.model_copy(update={"reward": float(i % 2), "rewards": {"accuracy": 1.0}}) for i, t in enumerate(group.trajectories)
-        ]
-        return group.model_copy(update={"trajectories": scored})
 
 
 @pytest.fixture(scope="module", autouse=True)
-def without_ray_data() -> Iterator[None]:
-    def plain(data: DataConfig, seed: int, start: int, *_: Any) -> Iterator[Question]:
-        return read_questions(data.train, seed=seed, start=start, limit=data.limit)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordinators, "question_stream", plain)
-        patch.setattr(coordinators, "actor_handle", lambda actor: actor)
-        patch.setattr(ray, "cancel", lambda call: call.cancel())
+def scripted() -> Iterator[None]:
+    with without_ray():
         yield
-
-
-RUN = tempfile.TemporaryDirectory(prefix="pixelis-coordinator-")
-
-
-def settings_of(**rft: Any) -> Config:
-    engine = {"retry_pause_s": 0.001}
-    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "engine": engine, "rft": rft})
 
 
 async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[RolloutBatch]]:
@@ -333,88 +245,6 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_questions_after_the_la
 
     source = read_questions(config.data.train, seed=config.run.seed)
     assert asyncio.run(run()) == [next(source).id for _ in range(8)]
-
-
-async def numbers_of(coordinator: Any, steps: range, incarnation: int) -> list[int]:
-    """Numbers of the questions of some batches, which are learnt."""
-    numbers = []
-    for step in steps:
-        numbers += (await asyncio.wait_for(coordinator.next_batch(0, 1, step, incarnation), 10)).numbers
-        await coordinator.step_done(step, 21 + step, incarnation)
-    return numbers
-
-
-def test_a_batch_that_a_dead_learner_waited_for_takes_no_group_from_the_next_learner() -> None:
-    config = settings_of(prompts_per_step=3, group_size=2, steps=4)
-
-    async def run() -> list[int]:
-        coordinator = REAL(config, [Generator(random.Random(1)), Generator(random.Random(2))], [Scorer()])
-        first = await coordinator.begin(0, {}, 10)
-        await numbers_of(coordinator, range(2), first)
-        waiting = asyncio.ensure_future(coordinator.next_batch(0, 1, 2, first))
-        await asyncio.sleep(0)
-        second = await coordinator.begin(1, {"questions": {"cursor": 3}}, 21)
-        with pytest.raises(InfraFailure, match="has restarted"):
-            await asyncio.wait_for(waiting, 10)
-        return await numbers_of(coordinator, range(1, 4), second)
-
-    assert asyncio.run(run()) == list(range(3, 12))
-
-
-@dataclass
-class Locked(Generator):
-    """Loads a version when the test allows it."""
-
-    may_load: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def _load(self, version: int) -> int:
-        await self.may_load.wait()
-        return await super()._load(version)
-
-
-def test_a_learner_that_begins_while_another_does_has_the_only_producer() -> None:
-    config = settings_of(prompts_per_step=4, group_size=2, steps=3)
-
-    async def run() -> list[int]:
-        generator = Locked(random.Random(1))
-        coordinator = REAL(config, [generator], [Scorer()])
-        dead = asyncio.ensure_future(coordinator.begin(0, {}, 10))
-        await asyncio.sleep(0.01)
-        second = asyncio.ensure_future(coordinator.begin(0, {}, 10))
-        await asyncio.sleep(0.01)
-        generator.may_load.set()
-        with pytest.raises(InfraFailure, match="has restarted"):
-            await dead
-        return await numbers_of(coordinator, range(3), await second)
-
-    assert asyncio.run(run()) == list(range(12))
-
-
-def test_a_step_of_a_dead_learner_does_not_advance_the_rewards_that_the_next_one_resumed() -> None:
-    config, calls = settings_of(prompts_per_step=2, group_size=2, steps=30), list[Any]()
-
-    class Recorded(Scorer):
-        async def _load(self, state: bytes | None) -> None:
-            calls.append("load")
-
-        async def _advance(self, step: int, is_last: bool = False) -> Advance:
-            calls.append(step)
-            return Advance()
-
-    async def run() -> None:
-        coordinator = REAL(config, [Generator(random.Random(1))], [Recorded()])
-        dead = await coordinator.begin(14, {}, 14)
-        await coordinator.next_batch(0, 1, 14, dead)
-        async with coordinator.router.reserve(14):  # an evaluation has the only generator
-            old = asyncio.ensure_future(coordinator.step_done(14, 15, dead))
-            await asyncio.sleep(0.01)
-            new = asyncio.ensure_future(coordinator.begin(10, {}, 10))
-            await asyncio.sleep(0.01)
-        await numbers_of(coordinator, range(10, 11), await new)
-        assert await old == StepResult()
-
-    asyncio.run(run())
-    assert calls == ["load", "load", 10]
 
 
 def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_for(tmp_path: Path) -> None:
