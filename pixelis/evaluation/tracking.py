@@ -12,6 +12,8 @@ from pixelis.rewards.scorers import box_iou
 Tracks = Sequence[Mapping[int, Sequence[float]]]
 """For each object, its box (left, top, right, bottom; pixels or shares) in the frames that show it."""
 ALPHAS = np.arange(0.05, 0.99, 0.05)
+OUTWEIGHS = 1000.0
+"""More than the overlaps of all new pairs of a frame."""
 
 
 @dataclass
@@ -79,18 +81,19 @@ class TrackingScores:
         self.identities += common[rows, columns].sum(), in_truth.sum(), in_result.sum()
 
     def _add_clear(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
-        partner: dict[int, int] = {}
+        last: dict[int, int] = {}
+        pairs: list[tuple[int, int]] = []
         hits = switches = 0
         for iou in alike:
-            # A pair of the frame before stays a pair where it can.
-            same = np.zeros_like(iou)
-            for row, column in partner.items():
-                same[row, column] = 1
-            for row, column in zip(*_assignment(-(iou + same) * (iou >= 0.5)), strict=True):
-                if iou[row, column] >= 0.5:
-                    hits += 1
-                    switches += partner.get(row, column) != column
-                    partner[row] = column
+            # A pair of the frame before stays a pair where it can, however good new ones are.
+            known = np.zeros_like(iou)
+            for row, column in pairs:
+                known[row, column] = OUTWEIGHS
+            assigned = zip(*_assignment(-(iou + known) * (iou >= 0.5)), strict=True)
+            pairs = [(row, column) for row, column in assigned if iou[row, column] >= 0.5]
+            hits += len(pairs)
+            switches += sum(last.get(row, column) != column for row, column in pairs)
+            last |= dict(pairs)
         self.clear += in_truth.sum() + in_result.sum() - 2 * hits, switches, in_truth.sum()
 
     def __str__(self) -> str:

@@ -15,6 +15,7 @@ from pixelis.evaluation.samples import breakdown
 from pixelis.evaluation.tracking import TrackingScores
 from pixelis.operations.masks import Mask
 from pixelis.records import Action, Group, ImageView, Observation, Question, Trajectory, Turn
+from pixelis.rewards.scorers import box_iou
 
 BOX = (0.4, 0.4, 0.6, 0.6)
 TRACK = {0: (0.0, 0.0, 0.2, 0.2), 1: (0.1, 0.0, 0.3, 0.2), 2: (0.2, 0.0, 0.4, 0.2)}
@@ -171,6 +172,38 @@ def test_tracking_scores_are_bounded_and_do_not_depend_on_the_order_of_tracks(tr
         assert 0 <= values.idf1 <= 1
         assert values.mota <= 1
     assert scores.idf1 == pytest.approx(turned.idf1)
+
+
+def strip(left: float) -> tuple[float, float, float, float]:
+    """Boxes of width 1 at ``left``: their overlap is that of two intervals."""
+    return (left, 0.0, left + 1, 1.0)
+
+
+def test_a_pair_of_the_frame_before_stays_though_new_pairs_are_better():
+    a, b, one, two = strip(0), strip(0.315), strip(0.29), strip(-0.025)
+    assert [round(box_iou(*pair), 2) for pair in ((a, one), (a, two), (b, one), (b, two))] == [0.55, 0.95, 0.95, 0.49]
+    scores = TrackingScores()
+    scores.add([{0: a, 1: a}, {1: b}], [{0: a, 1: one}, {1: two}])
+    assert scores.mota == pytest.approx(1 - 2 / 3)  # a miss and a false box, no switch
+
+
+def test_a_pair_does_not_outlast_a_frame_without_it_but_its_end_is_a_switch():
+    a, one, two = strip(0), strip(0.29), strip(-0.025)
+    far = dict.fromkeys(range(3), strip(9))
+    scores = TrackingScores()
+    scores.add([dict.fromkeys(range(3), a), far], [{0: a, 2: one}, far, {2: two}])
+    assert scores.mota == pytest.approx(1 - 3 / 6)  # a miss, a false box, and a switch to the better box
+
+
+@given(tracks, tracks)
+def test_a_pair_of_the_frame_before_that_still_overlaps_is_kept(truth, result):
+    """Of one object of the truth and the track that it was paired with, whatever else is there."""
+    kept, before = {0: strip(0), 1: strip(0)}, {0: strip(0), 1: strip(0.3)}
+    scores, alone = TrackingScores(), TrackingScores()
+    others = [[{n + 2: box for n, box in track.items()} for track in tracks] for tracks in (truth, result)]
+    scores.add([kept, *others[0]], [before, *others[1], {1: strip(0)}])
+    alone.add(*others)
+    assert scores.clear[1] == alone.clear[1]  # no switch more
 
 
 def test_a_perfect_track_scores_1_and_a_switch_of_identities_costs():
