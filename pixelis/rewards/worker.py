@@ -87,14 +87,19 @@ def _warm_math(request: dict[str, Any]) -> bool:
     return bool(math_verify.verify(_formula("$\\frac{1}{2}$"), _formula("0.5"), timeout_seconds=None))
 
 
+_COMMAND = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
+"""What makes a text a formula, whatever words it has."""
+
+
 def _formula(text: str) -> list[Any]:
-    """The text as math-verify parses it; text without LaTeX delimiters as prose with a number or as a bare formula."""
+    """The text as math-verify parses it; text without LaTeX delimiters as a bare formula or as prose with a number."""
     from math_verify import parse
 
+    text = text.replace("\u2212", "-")
     texts = [text]
     if not any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")):
-        letters = re.sub(r"\\[A-Za-z]+", " ", text)
-        bare = re.search(r"[A-Za-z(\[{]", letters) and not re.search(r"[A-Za-z]{3}", letters)
+        letters = _COMMAND.sub(" ", text)
+        bare = (letters != text or re.search(r"[A-Za-z(\[{!×÷·±√π∞^]", letters)) and not re.search(r"[A-Za-z]{3}", letters)
         texts = [f"${text}$", text] if bare else [text, f"${text}$"]
     return next((parsed for t in texts if (parsed := parse(t, parsing_timeout=None, raise_on_error=True))), [])
 
