@@ -21,6 +21,7 @@ from PIL import Image
 from pixelis.evolution.privacy_patterns import MARK, PATTERNS, WEIGHTS
 from pixelis.records import (
     Action,
+    Exchange,
     Experience,
     Feedback,
     ImageView,
@@ -134,6 +135,7 @@ def clean_png(view: np.ndarray) -> bytes:
 
 TEXT_FIELDS: dict[type[Record], tuple[str, ...]] = {
     Question: ("question", "answers"),
+    Exchange: ("question", "answer"),
     Trajectory: ("answer", "unscored"),
     Turn: ("text", "error"),
     Observation: ("text",),

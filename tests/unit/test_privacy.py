@@ -28,6 +28,7 @@ from pixelis.evolution.privacy_patterns import CATEGORIES
 from pixelis.records import (
     Action,
     Annotations,
+    Exchange,
     Experience,
     Feedback,
     ImageView,
@@ -325,6 +326,7 @@ def served(secret: str = SECRET) -> Experience:
         question=Question(
             id="q1",
             question=f"Is {secret} there?",
+            history=[Exchange(question=f"Whose address is {secret}?", answer=f"{secret} is Alice's", media=["img0"])],
             answers=[secret],
             media=[
                 Media(id="img0", uri=f"/home/{secret}/a.png"),
@@ -368,6 +370,9 @@ def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
     assert after.user == pseudonym("alice")
     assert after.question.annotations is None
     assert after.question.meta["n"] == 3
+    assert after.question.history[0].question.startswith("Whose address is [EMAIL_")
+    assert after.question.history[0].media == ["img0"]
+    assert is_redacted(after.question.model_copy(update={"question": "And now?"}).conversation)
     first, second, third, last = after.trajectory.turns
     assert (first, last) == (before.trajectory.turns[0], before.trajectory.turns[3])
     assert second.tokens == second.log_probs == third.tokens == []  # they would spell it
