@@ -103,6 +103,15 @@ def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
         assert caught.value.code == code
 
 
+def test_a_gif_that_is_a_picture_shares_no_cached_reply_with_one_that_is_a_clip() -> None:
+    config, gif, keys = load(None, []), "data:image/gif;base64,AAAA", set[str | None]()
+    for medium in ("image", "video", "video"):
+        body = {"question": "which digit?", medium: gif, "temperature": 0}
+        keys.add(reply_cache_key("/v1/agent", agent_query(config, parse_body(AgentRequest, json.dumps(body).encode())), None))
+    assert len(keys) == 2
+    assert None not in keys
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
