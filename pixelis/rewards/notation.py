@@ -23,6 +23,8 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = re.compile(rf"([-+]?(?:{_DIGITS}(?:\.\d*)?|\.\d+))(?:[eE]([-+]?\d{{1,3}}))?", re.ASCII)
 _FRACTION = re.compile(r"([-+]?)(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)", re.ASCII)
 _LATEX_FRACTION = re.compile(r"([-+]?)\s*(\d*)\s*\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", re.ASCII)
+_MULTIPLE = re.compile(rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))?\s*(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE)
+_ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _RATIO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)", re.ASCII)
 _UNIT = re.compile(r"(.*?[\d.}])\s*([^\d.\s{}][^\d{}]*(?:\^\{?[23]\}?)?)", re.DOTALL)
 
@@ -59,9 +61,9 @@ _NAMES = {
     "week": "week weeks",
     "month": "month months",
     "year": "year years",
-    "km/h": "km/h kph kmh",
-    "mi/h": "mph mi/h",
-    "m/s": "m/s",
+    "km/h": "km/h kph kmh kilometersperhour kilometresperhour",
+    "mi/h": "mph mi/h milesperhour",
+    "m/s": "m/s meterspersecond metrespersecond",
     "unit": "unit units",
 }
 UNITS = {alias: unit for unit, aliases in _NAMES.items() for alias in aliases.split()}
@@ -126,9 +128,21 @@ def unboxed(text: str) -> str:
     return match[1].strip()
 
 
+def written_out(text: str) -> str:
+    """The text with numbers such as ``5.2 million`` as digits."""
+    return _MULTIPLE.sub(_digits, text) if len(text) <= MAX_CHARS else text
+
+
+def _digits(match: re.Match[str]) -> str:
+    zeros = _ZEROS[match[3].lower()]
+    decimals = (match[2] or "").ljust(zeros, "0")
+    digits = (match[1].replace(",", "") + decimals[:zeros]).lstrip("0") or "0"
+    return digits + ("." + decimals[zeros:] if decimals[zeros:] else "")
+
+
 def quantity(text: str) -> Quantity | None:
     """The number, ratio or list of numbers that a text is, with its unit; None for any other text."""
-    text = unwrap(text)
+    text = written_out(unwrap(text))
     if not text or len(text) > MAX_CHARS or not any(c.isdigit() for c in text):
         return None
     if ratio := _RATIO.fullmatch(text):

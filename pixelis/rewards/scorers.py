@@ -22,7 +22,8 @@ from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
 from pixelis.rewards.mmmu import chosen_option, mmmu_open
-from pixelis.rewards.notation import Quantity, quantity, unwrap
+from pixelis.rewards.notation import Quantity, quantity, unwrap, written_out
+from pixelis.rewards.wording import alike
 
 
 class Services(Protocol):
@@ -358,7 +359,8 @@ def iou(case: Case, services: Services) -> float:
 def math_equal(case: Case, services: Services) -> float:
     """1.0 when the answer equals a truth as text, as a quantity or as mathematics (math-verify in a worker process).
 
-    Quantities are equal in the same unit; a missing unit fits any.
+    Quantities are equal in the same unit; a missing unit fits any. Where only the numbers of texts are compared, the words beside
+    them must be ``alike``.
     """
     if case.answer is None or not case.answer.strip():
         return 0.0
@@ -368,10 +370,12 @@ def math_equal(case: Case, services: Services) -> float:
     for truth in case.truths:
         truth_quantity = quantity(truth)
         if answer_quantity is None or truth_quantity is None:
-            formulas.append(_formula(truth_quantity) if truth_quantity is not None else truth)
+            if alike(written_out(case.answer), written_out(truth)):
+                formulas.append(_formula(truth_quantity) if truth_quantity is not None else written_out(truth))
         elif answer_quantity.equals(truth_quantity):
             return 1.0
-    return services.math(case.answer if answer_quantity is None else _formula(answer_quantity), formulas) if formulas else 0.0
+    answer = written_out(case.answer) if answer_quantity is None else _formula(answer_quantity)
+    return services.math(answer, formulas) if formulas else 0.0
 
 
 def _formula(value: Quantity) -> str:

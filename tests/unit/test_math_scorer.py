@@ -3,10 +3,13 @@ r"""The scorer ``math`` on rows of answer, truth and score: what is the same mat
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pixelis.config import MathScorerConfig, RewardsConfig
 from pixelis.rewards.scorers import Case, math_equal
 from pixelis.rewards.services import Services
+from pixelis.rewards.wording import alike
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +47,60 @@ def services():
 def test_a_formula_is_more_than_its_first_number(services, answer, truth, score):
     assert math_equal(Case(answer, (truth,)), services) == score
     assert math_equal(Case(truth, (answer,)), services) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("$5 million", "$5 billion", 0.0),
+        ("5 million", "5", 0.0),
+        ("5,200,000", "5.2 million", 1.0),
+        ("5.2 million people", "5.2 million", 1.0),
+        ("5.2 million people", "5.2 billion people", 0.0),
+        ("0.0015 thousand", "1.5", 1.0),
+        ("5 joules", "5 kilojoules", 0.0),
+        ("5 amperes", "5 volts", 0.0),
+        ("5 m long", "5 min long", 0.0),
+        ("3 mph", "3 miles per hour", 1.0),
+        ("10:30 am", "10:30 pm", 0.0),
+        ("10:30 am", "10:45 am", 0.0),
+        ("2019-2020", "2020-2021", 0.0),
+        ("1990-1995", "2000-2005", 0.0),
+        ("2024-01-02", "2024-02-01", 0.0),
+        ("9-7", "2", 1.0),
+        ("3/6", "1/2", 1.0),
+        ("at least 7", "at most 7", 0.0),
+        ("not 7", "7", 0.0),
+        ("5 January 2020", "7 March 2020", 0.0),
+        ("5 January 2020", "7 January 2020", 0.0),
+        ("5 January 2020", "January 5, 2020", 1.0),
+        ("5 Jan 2020", "5 January 2020", 1.0),
+        ("1 hour 30 minutes", "30 minutes", 0.0),
+        ("5 feet 6 inches", "4 feet 6 inches", 0.0),
+        ("52 degrees north", "52 degrees south", 0.0),
+        ("52°N", "52 degrees north", 1.0),
+        ("3 red cubes", "3 blue cubes", 0.0),
+        ("3 red cubes", "3", 1.0),
+        ("There are 3 red cubes.", "3 cubes", 1.0),
+        ("about 5 minutes", "5 minutes", 1.0),
+        ("7 because I counted them", "7", 1.0),
+        (r"3 \text{ cm}", "3 centimetres", 1.0),
+        ("sqrt(2) + 1", "1 + sqrt(2)", 1.0),
+    ],
+)
+def test_equal_numbers_with_other_words_are_not_equal(services, answer, truth, score):
+    assert math_equal(Case(answer, (truth,)), services) == score
+    assert math_equal(Case(truth, (answer,)), services) == score
+
+
+PIECES = st.sampled_from(
+    ["7", "8", "30", "2020", "5.2", "million", "hour", "minutes", "not", "at least", "red", "r", "-", "/", "am", "="]
+)
+TEXTS = st.lists(PIECES, max_size=6).map(" ".join) | st.text(max_size=12)
+
+
+@settings(deadline=None)
+@given(TEXTS, TEXTS)
+def test_likeness_is_symmetric_and_every_text_is_like_itself(a, b):
+    assert alike(a, b) == alike(b, a)
+    assert alike(a, a)
