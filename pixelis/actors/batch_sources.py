@@ -193,7 +193,8 @@ class UpdateSource(RolloutSource):
     """Update tasks from Evolution, without end. Updates are published as candidates, which Evolution promotes or rejects.
 
     A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports the promoted version
-    that its weights descend from, and Evolution resets it if another version is promoted by then.
+    that its weights descend from, and Evolution resets it if another version is promoted by then, or if the weights hold an
+    update that no Evolution actor has recorded.
     """
 
     weights: CandidatePublisher
@@ -259,8 +260,8 @@ class UpdateSource(RolloutSource):
         if self.rank:
             return StepResult()
         result: StepResult = ray.get(self.actor.step_done.remote(batch.step, version, self.incarnation, metrics))
-        if result.state:
-            self.last_state = result.state
+        # A restarted Evolution ignores the update and hands out its approved tasks again: the weights must lose it.
+        self.last_state = result.state or {**self.last_state, "base": None}
         return result
 
     def state(self) -> dict[str, Any]:
