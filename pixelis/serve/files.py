@@ -89,6 +89,11 @@ class FileStore:
         """The files of a key that have not expired, oldest first. Removes those that have."""
         return self._list(self._folder(key))
 
+    def sweep(self) -> None:
+        """Remove the expired files of all keys: a key that sends no further request has them removed too. Raises OSError."""
+        for folder in self.root.glob("*/"):
+            self._list(folder)
+
     def get(self, key: str, id: str) -> StoredFile:
         """A file of a key. Raises BadInput ``file_not_found``, also for files of other keys and expired ones."""
         return self._open(key, id, False)[0]

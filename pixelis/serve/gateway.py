@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -37,8 +38,12 @@ from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 from pixelis.telemetry import logs, tracing
 
+log = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 20.0
 PUBLISH_S = 5.0
+SWEEP_S = 3600.0
+"""Seconds between two searches for uploaded files that have expired."""
 SYSTEM = "System"
 """Name of the deployment whose method ``backends`` names the actors."""
 
@@ -71,7 +76,7 @@ def create_app(state: GatewayState) -> FastAPI:
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: GatewayState = app.state.gateway
-    tasks = [asyncio.create_task(work(state)) for work in (_report_health, _publish, _follow_generators)]
+    tasks = [asyncio.create_task(work(state)) for work in (_report_health, _publish, _follow_generators, _sweep_files)]
     yield
     for task in tasks:
         task.cancel()
@@ -89,6 +94,16 @@ async def _publish(state: GatewayState) -> None:
         state.counters.publish()
         await asyncio.to_thread(state.agent.return_memory)
         await asyncio.sleep(PUBLISH_S)
+
+
+async def _sweep_files(state: GatewayState) -> None:
+    """Remove uploaded files that have expired, at once and every SWEEP_S."""
+    while True:
+        try:
+            await asyncio.to_thread(state.files.sweep)
+        except OSError as error:
+            log.warning("expired files cannot be removed: %s", error)
+        await asyncio.sleep(SWEEP_S)
 
 
 async def _follow_generators(state: GatewayState) -> None:
