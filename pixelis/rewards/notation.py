@@ -19,9 +19,11 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|mathrm|mathbf|math
 _DELIMITED = re.compile(r"\$\$(.+)\$\$|\$(.*[^\\$])\$|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
 _SPACE = re.compile(r"\\[,;:!> ]|~|\s")
 
+_SEPARATOR = r"(?:\{,\}(?:\\!)?|,\\!|\\[,!])"
+_GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d)", re.ASCII)
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_DECIMAL = re.compile(rf"([-+]?(?:{_DIGITS}(?:\.\d*)?|\.\d+))(?:[eE]([-+]?\d{{1,3}}))?", re.ASCII)
-_FRACTION = re.compile(r"([-+]?)(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)", re.ASCII)
+_DECIMAL = re.compile(rf"([-+]?\s*(?:{_DIGITS}(?:\.\d*)?|\.\d+))(?:[eE]([-+]?\d{{1,3}}))?", re.ASCII)
+_FRACTION = re.compile(r"([-+]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)", re.ASCII)
 _LATEX_FRACTION = re.compile(r"([-+]?)\s*(\d*)\s*\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", re.ASCII)
 _MULTIPLE = re.compile(rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))?\s*(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE)
 _ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -102,10 +104,11 @@ def _near(a: Fraction, b: Fraction) -> bool:
 
 
 def unwrap(text: str) -> str:
-    r"""The text without LaTeX delimiters, ``\text{}`` and the like, and with plain dollar, percent and space signs."""
+    r"""The text without LaTeX delimiters, ``\text{}`` and the like, and with plain minus, dollar, percent and space signs."""
     text = unicodedata.normalize("NFC", text).strip()
     if len(text) > MAX_CHARS:
         return text
+    text = _GROUPED.sub(lambda number: re.sub(_SEPARATOR, ",", number[0]), text.replace("\u2212", "-"))
     if (match := _DELIMITED.fullmatch(text)) and not match[0].endswith("\\$"):
         text = next(group for group in match.groups() if group is not None)
     previous = None
@@ -184,7 +187,7 @@ def _unit(text: str) -> str | None:
 
 def _number(text: str) -> Fraction | None:
     if match := _DECIMAL.fullmatch(text):
-        return Fraction(match[1].replace(",", "")) * Fraction(10) ** int(match[2] or 0)
+        return Fraction(re.sub(r"[,\s]", "", match[1])) * Fraction(10) ** int(match[2] or 0)
     if match := _FRACTION.fullmatch(text):
         sign, whole, above, below = match.groups()
     elif match := _LATEX_FRACTION.fullmatch(text):

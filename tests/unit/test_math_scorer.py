@@ -93,6 +93,31 @@ def test_equal_numbers_with_other_words_are_not_equal(services, answer, truth, s
     assert math_equal(Case(truth, (answer,)), services) == score
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("10080", r"10,\!080", 1.0),
+        ("10080", r"10\,080", 1.0),
+        (r"\$10{,}000", "10000", 1.0),
+        ("32348", r"\$32,\!348", 1.0),
+        ("3000000", r"3,\!000,\!000", 1.0),
+        (r"10{,}\!080 \text{ cm}", "10,080 cm", 1.0),
+        (r"5\,cm", "5 cm", 1.0),
+        (r"1,\,2", "1, 2", 1.0),
+        (r"1{,}00", "100", 0.0),
+        ("\u22127", "-7", 1.0),
+        ("- 5", "-5", 1.0),
+        ("- 1/2", "\u22120.5", 1.0),
+        ("- 5 cm", "-5 cm", 1.0),
+        ("1, - 2", "1, -2", 1.0),
+        ("- 5", "5", 0.0),
+    ],
+)
+def test_separators_and_signs_of_numbers(services, answer, truth, score):
+    assert math_equal(Case(answer, (truth,)), services) == score
+    assert math_equal(Case(truth, (answer,)), services) == score
+
+
 PIECES = st.sampled_from(
     ["7", "8", "30", "2020", "5.2", "million", "hour", "minutes", "not", "at least", "red", "r", "-", "/", "am", "="]
 )
