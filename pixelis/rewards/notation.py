@@ -28,6 +28,7 @@ _LATEX_FRACTION = re.compile(r"([-+]?)\s*(\d*)\s*\\[dt]?frac\s*(?:\{\s*(\d+)\s*\
 _MULTIPLE = re.compile(rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))?\s*(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE)
 _ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _RATIO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)", re.ASCII)
+_COMMA = re.compile(r" ?, ?(?:and )?| and ")
 _UNIT = re.compile(r"(.*?[\d.}])\s*([^\d.\s{}][^\d{}]*(?:\^\{?[23]\}?)?)", re.DOTALL)
 
 _NAMES = {
@@ -152,11 +153,17 @@ def quantity(text: str) -> Quantity | None:
         return _ratio(ratio)
     if (value := _number(text)) is not None:
         return Quantity((value,))
-    if "," in text:
-        pieces = [_number(piece.strip()) for piece in text.split(",")]
+    if len(listed := _COMMA.split(text)) > 1:
+        pieces = [_number(piece) for piece in listed]
         if all(piece is not None for piece in pieces):
             return Quantity(tuple(piece for piece in pieces if piece is not None))
     return _with_unit(text)
+
+
+def bracketed(text: str) -> Quantity | None:
+    """The numbers of ``(3, 4)`` or ``[3, 4]``, which is a point or an interval: equal to the same numbers without brackets."""
+    match = re.fullmatch(r"[(\[](.+)[)\]]", unwrap(text))
+    return quantity(match[1]) if match else None
 
 
 def _with_unit(text: str) -> Quantity | None:

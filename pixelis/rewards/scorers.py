@@ -22,7 +22,7 @@ from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
 from pixelis.rewards.mmmu import chosen_option, mmmu_open
-from pixelis.rewards.notation import Quantity, quantity, unwrap, written_out
+from pixelis.rewards.notation import Quantity, bracketed, quantity, unwrap, written_out
 from pixelis.rewards.wording import alike
 
 
@@ -368,19 +368,23 @@ def math_equal(case: Case, services: Services) -> float:
         return 1.0
     answer_quantity, formulas = quantity(case.answer), []
     for truth in case.truths:
-        truth_quantity = quantity(truth)
-        if answer_quantity is None or truth_quantity is None:
-            if alike(written_out(case.answer), written_out(truth)):
-                formulas.append(_formula(truth_quantity) if truth_quantity is not None else written_out(truth))
-        elif answer_quantity.equals(truth_quantity):
-            return 1.0
+        given, expected = answer_quantity, quantity(truth)
+        if expected is not None and len(expected.values) > 1:
+            given = given or bracketed(case.answer)
+        elif given is not None and len(given.values) > 1:
+            expected = expected or bracketed(truth)
+        if given is not None and expected is not None:
+            if given.equals(expected):
+                return 1.0
+        elif alike(written_out(case.answer), written_out(truth)):
+            formulas.append(written_out(truth) if expected is None else _formula(expected))
     answer = written_out(case.answer) if answer_quantity is None else _formula(answer_quantity)
     return services.math(answer, formulas) if formulas else 0.0
 
 
 def _formula(value: Quantity) -> str:
-    """The numbers of a quantity as math-verify reads them."""
-    return ", ".join(str(number) for number in value.values)
+    """The numbers of a quantity as math-verify reads them: of a list without delimiters it reads the last one."""
+    return "$" + ", ".join(str(number) for number in value.values) + "$"
 
 
 def pixel_reasoner(case: Case, services: Services) -> float:

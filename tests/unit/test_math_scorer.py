@@ -118,6 +118,31 @@ def test_separators_and_signs_of_numbers(services, answer, truth, score):
     assert math_equal(Case(truth, (answer,)), services) == score
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("x=4", "3, 4", 0.0),
+        ("the answer is 4", "3, 4", 0.0),
+        (r"\sqrt{16}", "3, 4", 0.0),
+        ("x=3, x=4", "3, 4", 1.0),
+        ("x=3 or x=4", "3, 4", 1.0),
+        (r"\{3,4\}", "3, 4", 1.0),
+        (r"\sqrt{4}, 3", "2, 3", 1.0),
+        ("1/3, 2/3", r"\frac{2}{3}", 0.0),
+        ("(3, 4)", "3, 4", 1.0),
+        ("[3, 4]", "3, 4", 1.0),
+        ("(4, 3)", "3, 4", 0.0),
+        ("[0, 2)", "[0, 2]", 0.0),
+        ("1 and 2", "1, 2", 1.0),
+        ("1, 2, and 3", "1, 2, 3", 1.0),
+        ("7 and 2", "1, 2", 0.0),
+    ],
+)
+def test_a_list_is_more_than_its_last_number(services, answer, truth, score):
+    assert math_equal(Case(answer, (truth,)), services) == score
+    assert math_equal(Case(truth, (answer,)), services) == score
+
+
 PIECES = st.sampled_from(
     ["7", "8", "30", "2020", "5.2", "million", "hour", "minutes", "not", "at least", "red", "r", "-", "/", "am", "="]
 )
