@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from pixelis.actors.reservations import release
 from pixelis.config import Config
@@ -102,7 +102,7 @@ class GeneratorScaler:
                 log.exception("the number of generators could not be adapted")
 
     async def _scale(self) -> None:
-        sessions = sum(await asyncio.gather(*(self._sessions(name) for name in self.names)))
+        sessions = sum(n or 0 for n in await asyncio.gather(*(self._sessions(name) for name in self.names)))
         count = len(self.names) + (self.starting is not None)
         wanted = self.scaling.wanted(count, sessions / self.config.engine.max_num_seqs, time.monotonic())
         if self.evolution is not None:
@@ -122,14 +122,16 @@ class GeneratorScaler:
     def _name(self, index: int) -> str:
         return f"{self.prefix}-generator-{index}"
 
-    async def _sessions(self, name: str) -> int:
-        """Open episodes of a generator; 0 if it does not answer in time."""
+    async def _sessions(self, name: str) -> int | None:
+        """Open episodes of a generator, 0 of one that has died; None if it does not answer in time."""
         try:
             async with asyncio.timeout(self.config.engine.health_timeout_s):
                 return int((await self._handle(name).health.remote()).get("sessions", 0))
-        except (TimeoutError, RayError, ValueError):
+        except (ActorDiedError, ValueError):
             self.handles.pop(name, None)
             return 0
+        except (TimeoutError, RayError):
+            return None
 
     def _handle(self, name: str) -> ActorHandle:
         if name not in self.handles:
@@ -156,11 +158,14 @@ class GeneratorScaler:
             self.starting = None
 
     async def _retire(self, name: str) -> None:
-        """End a generator when the gateways have taken notice and its episodes have ended."""
+        """End a generator when the gateways have taken notice and its episodes have ended.
+
+        One that does not answer is as busy as can be.
+        """
         self.log.write(events.LEFT, generator=name, generators=len(self.names))
         deadline = time.monotonic() + self.config.serve.timeout_s
         await asyncio.sleep(3 * POLL_S)
-        while await self._sessions(name) and time.monotonic() < deadline:
+        while await self._sessions(name) != 0 and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         self._end(name)
 

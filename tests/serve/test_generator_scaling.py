@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,8 +19,10 @@ from gateway_helpers import until
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from scripted import Deployed, ScriptedGenerator, picture_url
 
+from pixelis.actors import generator_scaler
 from pixelis.actors.generator_scaler import GeneratorScaler, Scaling
 from pixelis.config import load
 from pixelis.serve import app
@@ -52,6 +56,48 @@ def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:
     assert [scaling.wanted(1, busy, t) for t, busy in ((0, 1.0), (4, 0.1), (5, 1.0), (9, 1.0), (10, 1.0))] == [1, 1, 1, 1, 2]
     assert [scaling.wanted(2, 0.4, t) for t in (20, 79, 80)] == [2, 2, 1]
     assert [scaling.wanted(2, 0.9, t) for t in (100, 200)] == [2, 2], "one generator would be nearly as busy as now"
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([2, "late", "late", 1, 0], 5),
+        (["late", ActorUnavailableError("restarts", b"1" * 16), 0], 3),
+        ([2, ActorDiedError()], 2),
+        (["late"] * 1000, None),
+    ],
+)
+def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
+    answers: list[Any], asked: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Generator:
+        """Answers health checks in turn with a number of episodes, late, or with an error."""
+
+        def __init__(self) -> None:
+            self.asked, self.health = 0, SimpleNamespace(remote=self.answer)
+
+        async def answer(self) -> dict[str, int]:
+            answer, self.asked = answers[self.asked], self.asked + 1
+            if answer == "late":
+                await asyncio.sleep(60)
+            if isinstance(answer, Exception):
+                raise answer
+            return {"sessions": answer}
+
+    monkeypatch.setattr(generator_scaler, "POLL_S", 0.001)
+    overrides = [f"run.dir={tmp_path}", "engine.workers=1", "engine.max_workers=2", "engine.health_timeout_s=0.01"]
+    config = load(None, [*overrides, "serve.timeout_s=" + ("30" if asked else "1")])
+    scaler = GeneratorScaler.__ray_metadata__.modified_class(config, "s", ["s-generator-0"], "store")
+    generator, killed = Generator(), list[Any]()
+    monkeypatch.setattr(generator_scaler.ray, "kill", killed.append)
+    scaler.handles["s-generator-1"] = generator
+    started = time.monotonic()
+    asyncio.run(scaler._retire("s-generator-1"))
+    if asked:
+        assert generator.asked == asked
+    else:
+        assert 1 <= time.monotonic() - started < 20, "it is ended when its requests have timed out"
+    assert killed == ([] if isinstance(answers[-1], ActorDiedError) else [generator])
 
 
 @ray.remote(num_cpus=0)
