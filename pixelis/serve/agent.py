@@ -41,6 +41,9 @@ from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
 
+DRAIN_S = 10.0
+"""Longest wait of a gateway that stops for the work after its last replies."""
+
 
 class Samples(NamedTuple):
     """A group, and its samples whose answers have the required format."""
@@ -296,7 +299,7 @@ class Agent:
         """Store feedback with an experience and send it to Evolution. Raises BadInput for an unknown id."""
         return await self.after_reply.feedback(experience_id, feedback, by)
 
-    async def drain(self, timeout_s: float = 10.0) -> None:
+    async def drain(self, timeout_s: float = DRAIN_S) -> None:
         """Wait until the work after the replies so far is complete, at most ``timeout_s`` seconds."""
         await self.after_reply.drain(timeout_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -16,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
+from pixelis.serve.agent import DRAIN_S
 from pixelis.serve.backends import Backends
 from pixelis.serve.gateway import Gateway
 from pixelis.serve.keys import KeyFile, digest, key_file
@@ -58,7 +60,7 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=min(s.timeout_s, 20.0),
+        graceful_shutdown_timeout_s=s.timeout_s + DRAIN_S,  # Serve kills it then, in the middle of its requests
         graceful_shutdown_wait_loop_s=0.5,
         max_surge_percent=100,  # a changed gateway starts before the one that it replaces stops
         ray_actor_options={"num_cpus": 0},
@@ -132,9 +134,10 @@ def require_no_other(own: str) -> None:
 
 
 def stop() -> None:
-    """Stop the application if it runs. Serve itself belongs to the cluster and keeps running."""
-    if APP_NAME in serve.status().applications:
-        serve.delete(APP_NAME)
+    """Stop the application if it runs, once its requests are answered. Serve itself belongs to the cluster and keeps running."""
+    while APP_NAME in serve.status().applications:
+        with contextlib.suppress(TimeoutError):  # Serve waits for 60 s, the last requests may take longer
+            serve.delete(APP_NAME)
 
 
 def url(config: Config) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -442,6 +443,22 @@ def test_two_gateways_start_where_cores_allow(
     deployment = app.build(load(None, options), Backends(("g",), "n"), None)._bound_deployment
     scaling = deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas if scaling else deployment.num_replicas) == replicas
+
+
+def test_a_gateway_that_stops_has_time_for_its_requests_and_for_storing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = app.build(load(None, ["serve.timeout_s=60"]), Backends(("g",), "n"), None)._bound_deployment
+    assert deployment._deployment_config.graceful_shutdown_timeout_s == 70
+    applications, waits = {app.APP_NAME}, iter([TimeoutError("not deleted after 60s"), None])
+
+    def delete(name: str) -> None:
+        if (error := next(waits)) is not None:
+            raise error
+        applications.remove(name)
+
+    monkeypatch.setattr(app.serve, "status", lambda: SimpleNamespace(applications=applications))
+    monkeypatch.setattr(app.serve, "delete", delete)
+    app.stop()
+    assert not applications
 
 
 def test_gateways_share_the_requests_that_the_generators_can_decode() -> None:
