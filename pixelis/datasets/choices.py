@@ -12,22 +12,10 @@ import numpy as np
 
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
-from pixelis.rewards.scorers import letter
+from pixelis.rewards.scorers import letter, option_lines
 
-_LINE = re.compile(r"^([ \t]*\(?)([A-H])([.):][ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
-_NAMED = re.compile(r"(\s*[(\[]?)([A-Ha-h])(?=[)\]]|[.:](?:\s|$)|\s*$)")
+_NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 """An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
-
-
-def option_lines(text: str) -> list[re.Match[str]]:
-    """The lines of the options A, B, ... in order; none if there are fewer than two."""
-    lines: list[re.Match[str]] = []
-    for match in _LINE.finditer(text):
-        if match[2] == chr(ord("A") + len(lines)):
-            lines.append(match)
-        elif match[2] == "A":
-            lines = [match]
-    return lines if len(lines) > 1 else []
 
 
 def shuffle_options(question: Question, seed: int) -> Question:

@@ -73,7 +73,7 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
     if isinstance(options, dict):
         options = list(options.values())
     if not isinstance(options, (list, tuple)):
-        options = _OPTION_LINE.findall(question.question)
+        options = [line[4].strip() for line in option_lines(question.question)]
     return Case(answer, tuple(truths), question.conversation, tuple(str(option) for option in options))
 
 
@@ -147,12 +147,23 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
 
 # -- choices --------------------------------------------------------------------------------------------------------
 
-_OPTION_LINE = re.compile(r"^\s*\(?[A-Z][).:]\s+(.+?)\s*$", re.MULTILINE)
+_OPTION = re.compile(r"^([ \t]*\(?)([A-Z])([.):][ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _LEADING = re.compile(r"[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)")
 _INSIDE = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z])([A-Z])(?:\.(?=\s|$)|$)")
 _DENIED = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s*$", re.IGNORECASE)
+
+
+def option_lines(text: str) -> list[re.Match[str]]:
+    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text; none if fewer than two."""
+    lines: list[re.Match[str]] = []
+    for match in _OPTION.finditer(text):
+        if match[2] == chr(ord("A") + len(lines)):
+            lines.append(match)
+        elif match[2] == "A":
+            lines = [match]
+    return lines if len(lines) > 1 else []
 
 
 def letter(text: str, options: Sequence[str] = ()) -> str | None:

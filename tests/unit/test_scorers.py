@@ -112,6 +112,23 @@ def test_options_come_from_the_row_or_the_text():
 
 
 @pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("Which animal?\nA. dog B. cat C. bird", ()),
+        ("Which picture?\nA.\nB.\nC.\nD.", ()),
+        ("E. coli is shown.\r\nWhich part?\r\nA. wall\r\nB. flagellum", ("wall", "flagellum")),
+        ("J. Smith drew this map.\nWhich is right?", ()),
+        ("A: Look at this.\nB: Yes.\nWhat comes next?\nA. x\nB. y\nC. z", ("x", "y", "z")),
+        ("Which?\n" + "\n".join(f"{chr(65 + i)}. {i}" for i in range(10)), tuple("0123456789")),
+    ],
+)
+def test_options_are_the_lines_a_b_and_so_on_in_order(text, options):
+    assert case_of(Question(id="q", question=text), "x", ["y"]).options == options
+    if not options:
+        assert SCORERS["mc_letter"](case_of(Question(id="q", question=text), "C", ["C"]), RecordingServices()) == 1.0
+
+
+@pytest.mark.parametrize(
     ("answer", "truth", "score"),
     [
         ("100", "100", 1.0),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.datasets import fields
-from pixelis.datasets.choices import option_lines
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question
+from pixelis.rewards.scorers import option_lines
 
 Row = dict[str, Any]
 _LEADING = re.compile(r"(\s*<(image|video)>)+\s*")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pixelis.datasets import fields
-from pixelis.datasets.choices import option_lines
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Row, marked, other_columns, question_text, scorer_of
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Question
+from pixelis.rewards.scorers import option_lines
 
 MATH_SOURCES = frozenset(("thinklite_eureka", "xince"))
 """The sources that DeepEyes rewards as mathematics: task ``math``, whatever the question is."""
