@@ -1,6 +1,6 @@
 """The HTTP gateway on Ray Serve. It holds no model.
 
-A question passes: host, key, content type, its client's rate, admission, the body under its cap, validation, picture caps before
+A question passes: host, key, content type, room, its client's rate, the body under its cap, validation, picture caps before
 decoding, a slot, the agent, the reply. Every failure is an OpenAI error without internals.
 """
 

@@ -115,7 +115,7 @@ class GatewayState:
             "inside": self.admission.inside,
             "shed": self.admission.shed,
             "decoded_bytes": self.pictures.used,
-            "rate_limited": self.rates.refused,
+            "rate_limited": sum(limits.refused for limits in [self.rates, *(quota.limits for quota in self.key_rates.values())]),
             "cache_hits": self.cache.hits,
             "cache_entries": len(self.cache.replies),
             "cache_bytes": self.cache.bytes,

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from pixelis.config import load
@@ -150,6 +151,20 @@ def test_a_key_owns_what_it_asked_and_is_one_user_without_the_scope_users() -> N
     assert shop.voter("anna") == shop.voter("bob") == shop.voter(None) != ""
     assert len({bank.voter("anna"), bank.voter("bob"), bank.voter(None), root.voter("anna"), shop.voter("anna")}) == 5
     assert root.voter(None) == ""
+
+
+@pytest.mark.parametrize("path", ["/v1/agent", "/v1/chat/completions", "/v1/responses", "/v1/experiences/search", "/v1/files"])
+def test_a_refusal_for_want_of_room_costs_a_key_nothing_and_one_for_its_rate_is_counted(path: str, tmp_path: Path) -> None:
+    gateway = client(tmp_path, KeyFile(tmp_path / "keys.json").create("shop", ["ask"], per_minute=1))
+    state = cast(FastAPI, gateway.app).state.gateway
+    state.admission.inside = 10**6
+    assert gateway.post(path, json={}).json()["error"]["code"] == "overloaded"
+    state.admission.inside = 0
+    assert gateway.post(path, json={}).status_code in (400, 415)
+    assert gateway.post(path, json={}).json()["error"]["code"] == "rate_limit_exceeded"
+    counted = state.counters.text().decode()
+    assert 'pixelis_rate_limited_total{replica="0"} 1.0' in counted
+    assert 'pixelis_shed_total{replica="0"} 1.0' in counted
 
 
 STEERING = ["pause", "resume", "promote", "rollback"]

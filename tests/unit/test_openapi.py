@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from pixelis.config import load
@@ -121,7 +122,7 @@ def test_validation_errors_have_openais_format(path: str, status: int, code: str
 
 
 def test_a_request_is_refused_before_its_body_is_read() -> None:
-    """Each check comes before the next: read-only mode or key, content type, rate, size, content."""
+    """Each check comes before the next: read-only mode or key, content type, room, rate, size, content."""
     text = {"content": b"{", "headers": {"Content-Type": "text/plain"}}
     json = {"content": b"{", "headers": {"Content-Type": "application/json"}}
     keyed = client("serve.host=0.0.0.0", key=KEY)
@@ -131,6 +132,8 @@ def test_a_request_is_refused_before_its_body_is_read() -> None:
     limited = client("serve.per_minute=1", "serve.max_body_bytes=2000")
     codes = [limited.post("/v1/agent", **json).json()["error"]["code"] for _ in range(2)]  # type: ignore[arg-type]
     assert codes == ["invalid_json", "rate_limit_exceeded"]
+    cast(FastAPI, limited.app).state.gateway.admission.inside = 10**6
+    assert limited.post("/v1/agent", **json).json()["error"]["code"] == "overloaded"  # type: ignore[arg-type]
     large = client("serve.max_body_bytes=2000").post("/v1/agent", json={"question": "q" * 2001})
     assert large.json()["error"]["code"] == "body_too_large"
     assert client("serve.read_only=true").post("/v1/feedback", **json).json()["error"]["code"] == "read_only"  # type: ignore[arg-type]

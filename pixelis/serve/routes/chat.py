@@ -21,8 +21,9 @@ from pixelis.serve.dependencies import (
 from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest
 from pixelis.serve.request_handler import respond, signed
 
-# In this order: a request is refused as early as possible, before its body is read.
-CHECKS = [Depends(Scoped("ask")), Depends(require_json), Depends(limit_rate), Depends(require_room)]
+# In this order: a request is refused as early as possible, before its body is read, and counts against its key's rate only if
+# there is room for it.
+CHECKS = [Depends(Scoped("ask")), Depends(require_json), Depends(require_room), Depends(limit_rate)]
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 router = APIRouter(tags=["questions"], dependencies=CHECKS)

@@ -55,7 +55,7 @@ LAST_ID = "\U0010ffff"
 """Sorts after every id."""
 
 KeyName = Annotated[str | None, Query(pattern=NAME, description="the name of another key")]
-SEARCH_CHECKS = [Depends(require_json), Depends(limit_rate), Depends(require_room)]
+SEARCH_CHECKS = [Depends(require_json), Depends(require_room), Depends(limit_rate)]
 FEEDBACK_CHECKS = [Depends(Scoped("feedback")), Depends(require_writable), Depends(require_json), Depends(limit_rate)]
 
 router = APIRouter(tags=["experiences"], dependencies=[Depends(authorise)])

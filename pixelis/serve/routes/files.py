@@ -22,7 +22,7 @@ from pixelis.serve.protocol.files import MAX_FILENAME_CHARS, MIN_TTL_S, FileDele
 from pixelis.serve.state import GatewayState
 
 MAX_PAGE_SIZE = 10_000
-UPLOAD_CHECKS = [Depends(require_writable), Depends(limit_rate), Depends(require_room)]
+UPLOAD_CHECKS = [Depends(require_writable), Depends(require_room), Depends(limit_rate)]
 BINARY: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
