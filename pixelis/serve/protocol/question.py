@@ -39,13 +39,15 @@ _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 class Conversation:
     """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges before it.
 
-    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question.
+    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question. The
+    first ``stored`` exchanges come from the memory.
     """
 
     question: str
     images: list[str] = field(default_factory=list)
     clips: list[str] = field(default_factory=list)
     history: list[Exchange] = field(default_factory=list)
+    stored: int = 0
 
     def attach(self, images: Sequence[str], clips: Sequence[str]) -> list[str]:
         """Add pictures and clips; returns their ids."""
@@ -124,8 +126,12 @@ def agent_query(
 ) -> AgentQuery:
     """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
     conversation = body.conversation()
-    for text in [*(text for e in conversation.history for text in (e.question, e.answer)), conversation.question]:
+    sent = [text for e in conversation.history[conversation.stored :] for text in (e.question, e.answer)]
+    for text in [*sent, conversation.question]:
         check_question(text, config.serve.max_question_chars, body.question_param)
+    # Stored ones may be longer: the question with the schema that its answer had to fulfil, the answer as the policy wrote it.
+    for text in [text for e in conversation.history[: conversation.stored] for text in (e.question, e.answer)]:
+        check_question(text, len(text), body.question_param)
     if answers is not None:
         check_question(answers.instruction, len(answers.instruction), "response_format")
     shown = len(conversation.images) + len(conversation.clips) * config.dialogue.frames

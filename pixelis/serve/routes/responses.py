@@ -117,6 +117,7 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     room = max(0, state.config.dialogue.max_images // 2 - len(images))
     own += conversation.attach([data_url(pictures[id]) for id in crops[max(0, len(crops) - room) :]], [])
     conversation.history.append(Exchange(question=question.question, answer=answer, media=own))
+    conversation.stored = len(conversation.history)
     return conversation
 
 
