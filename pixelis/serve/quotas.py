@@ -54,6 +54,9 @@ class KeyQuota:
             self._follow(now)
         except OSError as error:
             self._refuse(error)
+        times = self.limits.accepted.get(self.name, deque())
+        while times and times[-1] > now + MAX_AHEAD_S:  # this gateway's clock was wrong itself
+            times.pop()
         allowance = self.limits.take(self.name)
         if allowance is not None and allowance.retry_after_s is None:
             try:

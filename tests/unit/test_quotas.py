@@ -65,3 +65,16 @@ def test_a_wrong_clock_locks_nobody_out(tmp_path: Path) -> None:
     assert accepted(KeyQuota(tmp_path, "shop", 0, 0, 1, clock).take())
     clock.now = 2e9 - 3600
     assert accepted(KeyQuota(tmp_path, "shop", 0, 0, 1, clock).take())
+
+
+@pytest.mark.parametrize(("ahead", "remembered"), [(1800, True), (5 * DAY, False)])
+def test_a_gateway_whose_own_clock_was_wrong_locks_nobody_out(ahead: float, remembered: bool, tmp_path: Path) -> None:
+    clock = Clock(2e9)
+    gateway, other = (KeyQuota(tmp_path, "shop", 0, 2, 0, clock) for _ in range(2))
+    assert accepted(gateway.take())
+    clock.now += ahead  # in five days the first request is forgotten
+    assert [accepted(quota.take()) for quota in (gateway, other, gateway, other)] == [True, not remembered, False, False]
+    clock.now = 2e9 + 60
+    assert [accepted(quota.take()) for quota in (gateway, other, gateway, other)] == [True, False, not remembered, False]
+    clock.now += 3600
+    assert [accepted(quota.take()) for quota in (gateway, other, gateway, other)] == [True, True, False, False]
