@@ -75,7 +75,7 @@ class AfterReply:
         if not (remember or learn):
             return
         if len(self.background) >= c.evolution.queue:
-            self.counts["skipped"] += 1
+            self.counts["follow_skipped"] += 1
             answer.remembered = "queue full" if remember else "no"
             return
         id, later = query.experience_id or new_id("exp"), query.remember == "later"

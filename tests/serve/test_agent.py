@@ -470,7 +470,7 @@ def test_a_full_background_skips_answers(environment: Environment) -> None:
         await agent.drain()
         stored = [a for a in answers if a.experience_id is not None]
         assert len(stored) == agent.counts["remembered"] >= 1
-        assert agent.counts["skipped"] == 3 - len(stored)
+        assert agent.counts["follow_skipped"] == 3 - len(stored)
         assert not agent.after_reply.background
 
     run(scenario())

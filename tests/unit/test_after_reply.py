@@ -128,6 +128,25 @@ def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.Monkey
     assert (counts["remembered_failed"], counts["update_sent"]) == (1, 0)
 
 
+def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_an_update_that_evolution_skips() -> None:
+    async def run() -> Counter[str]:
+        counts = Counter[str]()
+        after, _ = after_reply_of(counts)
+        after.config = load(None, ["evolution.queue=1"])
+        answers = [some_answer() for _ in range(2)]
+        query = AgentQuery("which?", [], 1, SamplingParams(), remember="later", learn=False)
+        for answer in answers:
+            await after.remember(answer, query, Lookup(None, None, 0.0))
+        assert [answer.remembered for answer in answers] == ["later", "queue full"]
+        for task in after.background.values():
+            task.cancel()
+        return counts
+
+    counts = asyncio.run(run())
+    assert counts["follow_skipped"] == 1
+    assert "skipped" not in counts, "in GET /v1/evolution it would hide Evolution's"
+
+
 def test_few_searches_give_no_failure_rate() -> None:
     counters = Counters("r1", dict)
     assert counters.health() == {}
