@@ -41,7 +41,9 @@ _HOSTS = (
     r"reddit\.com/u(?:ser)?|t\.me|medium\.com|mastodon\.social|threads\.net|pinterest\.com|snapchat\.com/add|vk\.com|"
     r"xing\.com/profile)"
 )
-_NAMED = r"[ \t]{0,3}(?:(?:number|no|nr|num|id)\b\.?|#)?[ \t]{0,3}(?:is|was|[:=#])?[ \t]{0,3}"
+_GAP = r"[ \t\"'*|:=#-]{0,8}(?:(?:is|was)\b[ \t\"'*:]{1,5})?"
+"""Signs between a label and its value, also of JSON, Markdown and tables."""
+_NAMED = rf"(?:[ \t_]{{0,3}}(?:number|no|nr|num|id)\b\.?)?{_GAP}"
 """Text between a word and its number: "passport no. : X"."""
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
@@ -114,6 +116,11 @@ def _international(match: re.Match[str]) -> bool:
     return (8 if re.search(r"[ ().-]", value) else 10) <= count <= 15
 
 
+def _phone(match: re.Match[str]) -> bool:
+    digits = len(_digits(match["value"]))
+    return 7 <= digits <= 15 and not re.match(r"\d\.\d+(?![\d.])", match["value"])  # the confidence of a detected phone
+
+
 def _secret(match: re.Match[str]) -> bool:
     value = match["value"]
     return any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
@@ -155,16 +162,16 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern("API_KEY", r"(?<![\w])bearer[ \t]{1,3}(?P<value>[A-Za-z0-9._~+/=-]{16,2000})", _secret, re.I),
     _pattern(
         "API_KEY",
-        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)[\"']?[ \t]{0,3}[:=][ \t]{0,3}[\"']?"
+        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)[\"'*]{0,3}[ \t]{0,3}[:=][ \t\"'*]{0,5}"
         r"(?P<value>[A-Za-z0-9_+/=.-]{16,500})",
         _secret,
         re.I,
     ),
     _pattern(
         "API_KEY",
-        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"']?[ \t]{0,3}(?:[:=]|(?P<is>is\b))[ \t]{0,3}[\"']?"
+        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"'*]{0,3}[ \t]{0,3}(?:[:=]|(?P<is>is\b))[ \t\"'*]{0,5}"
         r"(?P<value>[^\s\"'\[\]<>{},;]{4,100})",
-        lambda match: not (match["is"] and match["value"].strip(".?!:").isalpha()),  # "which password is written here?"
+        lambda match: not (match["is"] and match["value"].strip(".?!:*").isalpha()),  # "which password is written here?"
         re.I,
     ),
     _pattern("URL", r"(?P<value>(?:https?|ftp)://[^\s/@\[\]<>\"']{1,100}@[^\s\[\]<>\"']{1,300})", flags=re.I),
@@ -183,13 +190,13 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern("HANDLE", r"(?<![\w@])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@(]|\.\w)"),
     _pattern(
         "BIRTH_DATE",
-        r"(?<![A-Za-z])(?:d\.?o\.?b\.?|birth[ \t-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
-        rf"[ \t]{{0,3}}(?:is|was|[:=])?[ \t]{{0,3}}(?:the[ \t])?(?P<value>{_DATE})(?!\w)",
+        r"(?<![A-Za-z])(?:d\.?o\.?b\.?|birth[ \t_-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
+        rf"{_GAP}(?:the[ \t])?(?P<value>{_DATE})(?!\w)",
         flags=re.I,
     ),
     _pattern(
         "MEDICAL_RECORD",
-        rf"(?<![A-Za-z])(?:mrn|medical[ \t]record|patient[ \t](?:id|number|no)|health[ \t]record){_NAMED}"
+        rf"(?<![A-Za-z])(?:mrn|medical[ \t_]record|patient[ \t_](?:id|number|no)|health[ \t_]record){_NAMED}"
         r"(?P<value>[A-Z]{0,4}-?\d[\dA-Z-]{3,18})(?!\w)",
         _digit_count(4),
         re.I,
@@ -197,7 +204,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern("PASSPORT", rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)", _digit_count(4), re.I),
     _pattern(
         "DRIVER_LICENCE",
-        rf"(?<![A-Za-z])(?:driv(?:er|ing)(?:['’]?s)?[ \t]licen[cs]e|dl[ \t]?(?:no\b\.?|number|\#)){_NAMED}"
+        rf"(?<![A-Za-z])(?:driv(?:er|ing)(?:['’]?s)?[ \t_]licen[cs]e|dl[ \t_]?(?:no\b\.?|number|\#)){_NAMED}"
         r"(?P<value>[A-Z]{0,5}-?\d(?:[ -]?[A-Z]?\d){4,16})(?!\w)",
         _digit_count(4),
         re.I,
@@ -207,18 +214,23 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"(?<![A-Za-z0-9])(?P<value>[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?)(?![A-Za-z0-9])",
         _iban,
     ),
+    _pattern(  # in lower case with digits alone after the bank's code, or words after the number would be taken for a part of it
+        "BANK_ACCOUNT",
+        r"(?<![A-Za-z0-9])(?P<value>[a-z]{2}\d{2}(?: ?[a-z]{4})?(?: ?\d{4}){2,7}(?: ?\d{1,3})?)(?![A-Za-z0-9])",
+        _iban,
+    ),
     _pattern(
         "BANK_ACCOUNT",
-        r"(?<![A-Za-z])(?:(?:bank[ \t])?(?:account|acct|a/c)(?:[ \t](?:number|no|nr|num)\b\.?|[ \t]?\#)|routing[ \t](?:number|no)"
-        r"|sort[ \t]code|iban|bank[ \t]account|konto(?:nummer)?)"
-        r"[ \t]{0,3}(?:is|was|[:=#])?[ \t]{0,3}(?P<value>\d(?:[ -]?\d){5,19})(?![\w]|\.\d)",
+        r"(?<![A-Za-z])(?:(?:bank[ \t_])?(?:account|acct|a/c)(?:[ \t_](?:number|no|nr|num)\b\.?|[ \t]?\#)"
+        r"|routing[ \t_](?:number|no)|sort[ \t_]code|iban|bank[ \t_]account|konto(?:nummer)?)"
+        rf"{_GAP}(?P<value>\d(?:[ -]?\d){{5,19}})(?![\w]|\.\d)",
         _digit_count(6, 18),
         re.I,
     ),
     _pattern("SSN", r"(?<![\w.+-])(?P<value>\d{3}-\d{2}-\d{4})(?![\w-]|\.\d)", _ssn),
     _pattern(
         "SSN",
-        rf"(?<![A-Za-z])(?:ssn|social[ \t]security){_NAMED}(?P<value>\d{{3}}[ -]?\d{{2}}[ -]?\d{{4}})(?![\w]|\.\d)",
+        rf"(?<![A-Za-z])(?:ssn|social[ \t_]security){_NAMED}(?P<value>\d{{3}}[ -]?\d{{2}}[ -]?\d{{4}})(?![\w]|\.\d)",
         _ssn,
         re.I,
     ),
@@ -230,10 +242,10 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     ),
     _pattern(
         "PHONE",
-        r"(?<![A-Za-z_])(?:tel(?:ephone|efon)?|phone|mobile|cell(?:[ \t]?phone)?|fax|whatsapp|sms|handy)\b\.?[ \t]{0,3}"
-        r"(?:(?:number|no|nr)\b\.?|\#)?"
-        r"[ \t]{0,3}(?:is|was|[:=])?[ \t]{0,3}(?P<value>\+?\(?\d(?:[ ()./-]{0,2}\d){6,14})(?![\w]|[.,]\d)",
-        _digit_count(7, 15),
+        r"(?<![A-Za-z_])(?:tel(?:ephone|efon)?|phone|(?:mobile|cell)(?:[ \t_]?phone)?|fax|whatsapp|sms|handy)"
+        r"(?:\b\.?|(?=_(?:number|no|nr)\b))(?:[ \t_]{0,3}(?:number|no|nr)\b\.?)?"
+        rf"{_GAP}(?P<value>\+?\(?\d(?:[ ()./-]{{0,2}}\d){{6,14}})(?![\w]|[.,]\d)",
+        _phone,
         re.I,
     ),
     _pattern("PHONE", r"(?<![\w.+-])(?P<value>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,6})(?![\w]|[.,]\d)", _international),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import string
 import time
 
@@ -24,7 +25,7 @@ from pixelis.evolution.privacy import (
     redact_record,
     risk,
 )
-from pixelis.evolution.privacy_patterns import CATEGORIES
+from pixelis.evolution.privacy_patterns import CATEGORIES, MARK
 from pixelis.records import (
     Action,
     Annotations,
@@ -95,6 +96,33 @@ IN_CONTEXT = {
     ],
 }
 
+LABELLED = {
+    "PHONE": [
+        '{"phone": "5551234567"}',
+        '"mobile_phone_number": "07700900123"',
+        "- **Phone:** 5551234567",
+        "phone: 1.415.555.2671",
+    ],
+    "SSN": ["SSN: **078051120**", '{"social_security_number": "078051120"}'],
+    "BIRTH_DATE": [
+        '{"date_of_birth": "03/04/1985"}',
+        "**Date of birth:** 03/04/1985",
+        "DOB - 03/04/1985",
+        "| DOB | 1985-04-03 |",
+    ],
+    "BANK_ACCOUNT": [
+        '{"account_number": "123456789"}',
+        "de89 3704 0044 0532 0130 00",
+        "gb82west12345698765432 is it",
+        "ES91 2100 0418 4502 0005 1332 is that",
+    ],
+    "PASSPORT": ['{"passport_number": "X1234567"}', "**Passport No:** X1234567", "| Passport No | X1234567 |"],
+    "DRIVER_LICENCE": ['{"driver_license_number": "D1234567"}'],
+    "MEDICAL_RECORD": ['"mrn": "12345678"', '{"patient_id": "4711-0815"}'],
+    "API_KEY": ["**Password:** hunter2", "password is **hunter2**", "**api_key:** abcdef1234567890abcdef"],
+}
+"""As JSON, Markdown and tables write them."""
+
 NUMBERS = [
     "12345678901234567890",
     "1234567890123456",
@@ -140,6 +168,13 @@ NUMBERS = [
     "@torch.compile(mode='default')",
     "4111 1111 1111 1112",
     "000-12-3456",
+    '{"label": "cell phone", "score": 0.98765432, "box": [1234567, 2]}',
+    '{"cell phone": 0.98765432}',
+    '"phone": [120, 45, 300, 800]',
+    "phone_20240115.jpg",
+    "passport_20240115.jpg",
+    "| Name | Password | Email |",
+    "no passport. 1234567 people",
 ]
 
 
@@ -150,6 +185,14 @@ def test_each_category_is_redacted_anywhere_in_a_text(category, value):
         assert f"[{category}_" in cleaned
         assert value not in cleaned
         assert redact(cleaned) == cleaned
+
+
+@pytest.mark.parametrize(("category", "text"), [(c, t) for c, texts in LABELLED.items() for t in texts])
+def test_labelled_data_of_json_markdown_and_tables_is_redacted(category, text):
+    cleaned = redact(text)
+    assert f"[{category}_" in cleaned
+    assert not re.search(r"\d", re.sub(MARK, "", cleaned))
+    assert redact(cleaned) == cleaned
 
 
 @pytest.mark.parametrize(("category", "text"), [(c, t) for c, texts in IN_CONTEXT.items() for t in texts])
@@ -193,7 +236,7 @@ def test_times_and_dates_are_never_changed(clock, day):
 
 
 PIECES = st.sampled_from(
-    [value for values in (*PERSONAL.values(), *IN_CONTEXT.values()) for value in values]
+    [value for values in (*PERSONAL.values(), *IN_CONTEXT.values(), *LABELLED.values()) for value in values]
     + [*NUMBERS, "[EMAIL_", "[EMAIL_123456]", "_000000]", "@", "+", "-", "]", "[", " ", "\n", "phone ", "password: "]
 )
 
@@ -226,7 +269,8 @@ def test_a_value_at_the_cut_is_redacted_whole():
     ["a", "1", "a@", "1-", "1 ", "a.", "@a.", "+1", "a/", "[EMAIL_", "0 1", ":a", "(", "-----BEGIN PRIVATE KEY-----",
      "password: ",
      "https://a/", "http://a@", "eyJa.eyJ", "token=", "sk-", "1.", "AB12 ", "A0", "account no ", "'", "%", "4 ", "+1 (", "born ",
-     "phone", "phone ", "x.com/", "1:", "::", "é", "\x00", "😀", "\ud800"],
+     "phone", "phone ", 'phone": ', "phone *|", "passport_number ", "ab12 ", "a12", "0 ", "password**: *", "born is ",
+     "x.com/", "1:", "::", "é", "\x00", "😀", "\ud800"],
 )  # fmt: skip
 def test_no_text_is_slow(unit):
     text = (unit * 20_000)[:20_000]
