@@ -14,7 +14,7 @@ import pytest
 from test_rewards import episode, group
 
 from pixelis.config import MathScorerConfig, RewardsConfig
-from pixelis.errors import BadConfig, InfraFailure
+from pixelis.errors import BadConfig, DataFailure, InfraFailure
 from pixelis.records import Question, StopReason, Turn
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import reward_metrics, score_group
@@ -117,6 +117,45 @@ def test_a_truth_that_cannot_be_compared_leaves_every_answer_unscored(hasty):
     assert (endless.reward, endless.unscored in ("timeout", "out_of_memory")) == (None, True)
     (broken,) = score_group(group(episode("x + 1"), answers=["７"], scorer="math"), RewardsConfig(), services=hasty).trajectories
     assert (broken.reward, broken.unscored) == (None, "truth_unparsable")
+
+
+def test_a_right_answer_whose_process_is_killed_stays_right():
+    services = Services(RewardsConfig(math=MathScorerConfig(workers=1, timeout_s=20.0)))
+
+    def kill() -> None:
+        worker = services.math_workers._idle.get(timeout=5)
+        worker.process.kill()
+        worker.process.wait()
+        services.math_workers._idle.put(worker)
+
+    try:
+        assert services.math("1+x", ["x+1"]) == 1.0
+        kill()
+        assert services.math("1+x", ["x+1"]) == 1.0
+        kill()
+        assert services.readable("1+x")
+        assert (services.counts, services.math_workers.replaced) == ({}, 2)
+    finally:
+        services.close()
+
+
+def test_an_answer_that_ends_every_process_is_wrong(monkeypatch):
+    services = Services(RewardsConfig(math=MathScorerConfig(workers=1)))
+    asked = []
+
+    def call(request):
+        asked.append(request["answer"])
+        if request["answer"] == "bad":
+            raise DataFailure("ended", code="crashed")
+        return 0.0
+
+    try:
+        monkeypatch.setattr(services.math_workers, "call", call)
+        assert services.math("bad", ["x+1"]) == 0.0
+        assert not services.readable("bad")
+        assert (asked, services.counts) == (["bad", "bad", "1", "bad", "bad"], {"math_crashed": 2})
+    finally:
+        services.close()
 
 
 def test_workers_for_formulas_get_no_secrets(services, monkeypatch):
