@@ -12,7 +12,7 @@ from pixelis.records import StopReason, Trajectory
 from pixelis.rewards.services import Services
 
 _TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_STATED = re.compile(r"\banswer\b\s*(?:is|:|=)\s*:?\s*(.+?)(?=\.(?:\s|$)|\s*$|\n)", re.IGNORECASE)
+_STATED = re.compile(r"\banswer\b\s*(?:is|:|=)\s*(?::\s*)?(.+?)(?=\.(?:\s|$)|$|\n)", re.IGNORECASE)
 
 
 def answers_of(trajectories: Sequence[Trajectory], settings: RewardsConfig, services: Services) -> dict[str, str | None]:

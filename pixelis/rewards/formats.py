@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import DataFailure
 from pixelis.records import StopReason, Trajectory
 
-_THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
-_CAPTION = re.compile(r"<summary>.*?</summary>\s*<caption>.*?</caption>\s*<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
-_THINK_BOXED = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
 _BOX = re.compile(r"\\boxed\{([^}]+)\}", re.DOTALL)
 _CALL_TURN = re.compile(r"\s*<think>(.*?)</think>\s*<(tool_call|grounding)>(.*?)</\2>\s*", re.DOTALL)
 _LAST_TURN = re.compile(r"\s*<think>(.*?)</think>\s*<(answer)>(.*?)</answer>\s*", re.DOTALL)
@@ -33,14 +31,25 @@ def dialect(trajectory: Trajectory) -> float:
     return float(bool(turns) and valid and trajectory.stop_reason is StopReason.ANSWER)
 
 
+def _blocks(text: str, *tags: str) -> float:
+    """1.0 for a block of each tag in this order with white space between them, in time linear in the text."""
+    start, end = f"<{tags[0]}>", f"</{tags[-1]}>"
+    place = len(start)
+    for closed, opened in pairwise(tags):
+        if (match := re.compile(rf"</{closed}>\s*<{opened}>").search(text, place)) is None:
+            return 0.0
+        place = match.end()
+    return float(text.startswith(start) and text.endswith(end) and place + len(end) <= len(text))
+
+
 def think_answer(trajectory: Trajectory) -> float:
     """1.0 for a think block, white space and an answer block, nothing else (R1-V, Reason-RFT, EasyR1's r1v)."""
-    return float(_THINK_ANSWER.fullmatch(completion(trajectory)) is not None)
+    return _blocks(completion(trajectory), "think", "answer")
 
 
 def caption(trajectory: Trajectory) -> float:
     """1.0 for summary, caption, think and answer blocks in this order, nothing else (Reason-RFT)."""
-    return float(_CAPTION.fullmatch(completion(trajectory)) is not None)
+    return _blocks(completion(trajectory), "summary", "caption", "think", "answer")
 
 
 def turns(trajectory: Trajectory) -> float:
@@ -54,8 +63,10 @@ def turns(trajectory: Trajectory) -> float:
 
 def think_boxed(trajectory: Trajectory) -> float:
     r"""1.0 for a text that starts with a think block and has a ``\boxed{}`` after it (EasyR1's math)."""
-    text = re.sub(r"\s*(<|>|/)\s*", r"\1", completion(trajectory))
-    return float(_THINK_BOXED.fullmatch(text) is not None)
+    text = re.sub(r" ?(<|>|/) ?", r"\1", re.sub(r"\s+", " ", completion(trajectory)))
+    thought = text.find("</think>") if text.startswith("<think>") else -1
+    box = text.find("\\boxed{", thought) if thought >= 0 else -1
+    return float(box >= 0 and "}" in text[box:])
 
 
 def balanced(trajectory: Trajectory) -> float:

@@ -283,7 +283,7 @@ def count(case: Case, services: Services) -> float:
 
 # -- sequences of functions -----------------------------------------------------------------------------------------
 
-_TRIPLE = re.compile(r"(\w+)\((\w+),\s*'?(\w+)'?\)")
+_TRIPLE = re.compile(r"\b(\w+)\((\w+),\s*'?(\w+)'?\)")
 Triple = tuple[str, str, str]
 PARTIAL = (1.0, 0.5, 0.5, 0.25)
 FULL_ONLY = (1.0, 0.0, 0.0, 0.0)

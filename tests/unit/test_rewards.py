@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -11,7 +12,8 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import formats
 from pixelis.rewards.coherence import coherence, misuse, violations
-from pixelis.rewards.scorers import SCORERS
+from pixelis.rewards.extraction import untagged
+from pixelis.rewards.scorers import SCORERS, func_seq
 from pixelis.rewards.terms import TERMS, reward_metrics, score_group
 
 ALL = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=0.5, curiosity=1))
@@ -266,6 +268,9 @@ T, A = "<think>so</think>", "<answer>7</answer>"
         ("think_boxed", [r"< think >a< / think > \boxed{7}"], 1.0),
         ("think_boxed", [r"\boxed{7}"], 0.0),
         ("think_boxed", [T + "7"], 0.0),
+        ("think_boxed", [T + r"\boxed{7"], 0.0),
+        ("think_answer", [T + T + A], 1.0),
+        ("think_answer", ["<think><answer></think></answer>"], 0.0),
         ("balanced", [T + CALL, T + A], 0.0),
         ("balanced", ["plain words"], 0.0),
         ("balanced", ["<think>" + T + A], -1.0),
@@ -279,6 +284,30 @@ T, A = "<think>so</think>", "<answer>7</answer>"
 def test_formats(kind, texts, value):
     trajectory = Trajectory(question_id="q", turns=[Turn(role="assistant", text=text) for text in texts])
     assert formats.FORMATS[kind](trajectory) == value
+
+
+@pytest.mark.parametrize(
+    ("unit", "start"),
+    [
+        ("a", ""),
+        ("a(", ""),
+        ("answer is ", ""),
+        (" ", "the answer is x"),
+        ("\n", "the answer is"),
+        ("</think>\\boxed{", "<think>"),
+        ("</think><answer></answer>", "<think>"),
+        ("</summary><caption></caption><think></think>", "<summary>"),
+    ],
+)
+def test_no_text_of_a_policy_takes_long_to_read(unit, start):
+    text = start + unit * (200_000 // len(unit)) + "x"
+    trajectory = Trajectory(question_id="q", turns=[Turn(role="assistant", text=text)], stop_reason=StopReason.NO_ACTION)
+    started = time.process_time()
+    untagged(trajectory)
+    for kind in ("think_answer", "caption", "think_boxed"):
+        assert formats.FORMATS[kind](trajectory) == 0.0
+    func_seq(text, ["change_size(1, small)"])
+    assert time.process_time() - started < 2.0  # each takes some 10 ms; what backtracks takes minutes
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_badly_formed():

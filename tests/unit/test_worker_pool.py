@@ -119,6 +119,7 @@ def test_a_truth_that_cannot_be_compared_leaves_every_answer_unscored(hasty):
     assert (broken.reward, broken.unscored) == (None, "truth_unparsable")
 
 
+@pytest.mark.slow
 def test_a_right_answer_whose_process_is_killed_stays_right():
     services = Services(RewardsConfig(math=MathScorerConfig(workers=1, timeout_s=20.0)))
 
