@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 MAX_CHARS = 200
@@ -92,6 +92,10 @@ class Quantity:
             return False
         percent, number = (self, other) if self.unit == "%" else (other, self)
         return _close(tuple(value / 100 for value in percent.values), number.values)
+
+    def in_order(self) -> Quantity:
+        """The numbers from the smallest to the largest."""
+        return replace(self, values=tuple(sorted(self.values)))
 
 
 def _close(a: tuple[Fraction, ...], b: tuple[Fraction, ...]) -> bool:

@@ -380,7 +380,9 @@ def math_equal(case: Case, services: Services) -> float:
     answer_quantity, formulas = quantity(case.answer), []
     for truth in case.truths:
         given, expected = answer_quantity, quantity(truth)
-        if expected is not None and len(expected.values) > 1:
+        if given is not None and expected is not None:  # lists without brackets are sets, as to math-verify
+            given, expected = given.in_order(), expected.in_order()
+        elif expected is not None and len(expected.values) > 1:
             given = given or bracketed(case.answer)
         elif given is not None and len(given.values) > 1:
             expected = expected or bracketed(truth)

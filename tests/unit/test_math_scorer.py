@@ -133,6 +133,11 @@ def test_separators_and_signs_of_numbers(services, answer, truth, score):
         ("[3, 4]", "3, 4", 1.0),
         ("(4, 3)", "3, 4", 0.0),
         ("[0, 2)", "[0, 2]", 0.0),
+        ("(1, 2)", "(2, 1)", 0.0),
+        ("-2, 1", "1, -2", 1.0),
+        ("x=2, x=1", "1, 2", 1.0),
+        (r"\sqrt{2}, 1", r"1, \sqrt{2}", 1.0),
+        ("1, 1, 2", "1, 2, 2", 0.0),
         ("1 and 2", "1, 2", 1.0),
         ("1, 2, and 3", "1, 2, 3", 1.0),
         ("7 and 2", "1, 2", 0.0),
@@ -147,6 +152,16 @@ PIECES = st.sampled_from(
     ["7", "8", "30", "2020", "5.2", "million", "hour", "minutes", "not", "at least", "red", "r", "-", "/", "am", "="]
 )
 TEXTS = st.lists(PIECES, max_size=6).map(" ".join) | st.text(max_size=12)
+
+
+LISTS = st.lists(st.sampled_from(["1", "-2", "0.5", "1/2", "7"]), min_size=1, max_size=4)
+
+
+@given(LISTS, st.randoms(use_true_random=False))
+def test_a_list_without_brackets_is_equal_in_any_order(numbers, random):
+    shuffled = list(numbers)
+    random.shuffle(shuffled)
+    assert math_equal(Case(", ".join(shuffled), (" and ".join(numbers),)), Services(RewardsConfig())) == 1.0
 
 
 @settings(deadline=None)
