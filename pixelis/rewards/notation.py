@@ -157,11 +157,18 @@ def quantity(text: str) -> Quantity | None:
         return _ratio(ratio)
     if (value := _number(text)) is not None:
         return Quantity((value,))
-    if len(listed := _COMMA.split(text)) > 1:
-        pieces = [_number(piece) for piece in listed]
-        if all(piece is not None for piece in pieces):
-            return Quantity(tuple(piece for piece in pieces if piece is not None))
-    return _with_unit(text)
+    return _with_unit(text) or _list(_COMMA.split(text))
+
+
+def _list(texts: list[str]) -> Quantity | None:
+    """Numbers with one unit, which need not be written at each."""
+    if not all(texts):
+        return None
+    items = [_with_unit(text) if (value := _number(text)) is None else Quantity((value,)) for text in texts]
+    units = {item.unit for item in items if item is not None} - {""}
+    if None in items or len(units) > 1:
+        return None
+    return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
 
 
 def bracketed(text: str) -> Quantity | None:
