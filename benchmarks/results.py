@@ -51,45 +51,45 @@ class Run:
 def quickstart(seed: int) -> Run:
     """The README's quickstart with another seed."""
     command = f"{PYTHON} pixelis.jobs.quickstart configs/nano/quickstart.yaml run.seed={seed} run.dir={{dir}}/run"
-    return Run(command, 10, "run/summary.json")
+    return Run(command, 8, "run/summary.json")
 
 
 RUNS = {
     **{f"quickstart-{seed}": quickstart(seed) for seed in (42, 1337, 2024)},
     "trap": Run(
-        f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 50, "run/trap.json", shares=True
+        f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 53, "run/trap.json", shares=True
     ),
-    "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 20, "run/curriculum.json", shares=True),
-    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 15, shares=True),
+    "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 18, "run/curriculum.json", shares=True),
+    "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 4, shares=True),
     "ablation": Run(
         f"{PYTHON} pixelis.jobs.ablate configs/ablations/test_time.yaml policy.adapter={{rft}} dir={{dir}}/run",
-        20,
+        11,
         "run/report.json",
         shares=True,
     ),
     "capabilities": Run(
         f"{PYTHON} benchmarks.capabilities --count 60 --dir {{dir}}/run --policy base= --policy rft={{rft}}",
-        12,
+        10,
         "run/capabilities.json",
         shares=True,
     ),
-    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run", 8, shares=True),
+    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run", 6, shares=True),
     "robustness": Run(
-        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 30, "run/robustness.json", shares=True
+        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 20, "run/robustness.json", shares=True
     ),
-    "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 25),
-    "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 8),
-    "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 10),
-    "step": Run(f"{PYTHON} benchmarks.grpo_step --clock cpu", 10),
-    "packing": Run(f"{PYTHON} benchmarks.packing", 2),
-    "pictures": Run(f"{PYTHON} benchmarks.one_copy", 2),
-    "memory": Run(f"{PYTHON} benchmarks.memory", 15),
-    "overlap": Run(f"{PYTHON} benchmarks.async_overlap", 10),
+    "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 5),
+    "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 2),
+    "tracking": Run(f"{PYTHON} benchmarks.operations tracking", 6),
+    "step": Run(f"{PYTHON} benchmarks.grpo_step --clock cpu", 6),
+    "packing": Run(f"{PYTHON} benchmarks.packing", 3),
+    "pictures": Run(f"{PYTHON} benchmarks.one_copy", 1),
+    "memory": Run(f"{PYTHON} benchmarks.memory", 12),
+    "overlap": Run(f"{PYTHON} benchmarks.async_overlap", 6),
     "service": Run(f"{PYTHON} benchmarks.service --adapter {{rft}} --part overhead --part load", 6),
     "soak-service": Run(
         f"{PYTHON} benchmarks.soak --part service --minutes 15 --trees 1 --adapter {{rft}} --dir {{dir}}/run", 18
     ),
-    "soak-training": Run(f"{PYTHON} benchmarks.soak --part training --steps 600 --dir {{dir}}/run", 5),
+    "soak-training": Run(f"{PYTHON} benchmarks.soak --part training --steps 600 --dir {{dir}}/run", 3),
 }
 CENTRES = ("median", "accuracy", "mean", "value", "difference", "estimate")
 """Names under which results hold the figure to which an interval belongs: the first that lies in it."""

@@ -149,8 +149,10 @@ def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: P
         return len(ray.get(scaler.generators.remote()))
 
     threads = [threading.Thread(target=call) for _ in range(CALLERS)]
-    started = time.monotonic()
     try:
+        # Serve's proxy may know the route of an application a moment later than `serve.run` returns.
+        assert until(lambda: httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200, 30)
+        started = time.monotonic()
         for thread in threads:
             thread.start()
         assert until(lambda: count() == MOST, 60)
