@@ -177,7 +177,7 @@ def check_clean(result: dict[str, Any], folder: Path) -> int:
     assert result["orphans"] == []
     assert result["shared"] == []
     assert not (folder / "lock.json").exists()
-    assert result["seconds"] < 30
+    assert result["seconds"] < 60  # the goal is 10 s on an idle machine; the step in progress is finished on a busy one, too
     latest = checkpoint.latest(folder)
     assert latest is not None
     assert load_adapter(latest).tensors
