@@ -224,24 +224,19 @@ class Evolution:
 
     def _ready(self, world: int) -> bool:
         """Form the batch of this step if possible; True when there is one, or when there will be none."""
-        now = time.monotonic()
-        if self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0:
-            if chosen := self.queue.ready(world if self.intake.draining else self.settings.batch):
-                rehearsed = self.rehearsal.take(self.promotion.withdrawn, self.intake.forgotten)
-                self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta, rehearsed)
-                self.rehearsal.prepare(self.queue.shares.user_cap(now))
-                self.current.step, self.current.restore = self.step, self.promotion.restore
-                self.formed_at = time.time()
-                self.rate.allow(now)
-            elif self.intake.draining:
-                self._give_up_queue()
-        if self.current is None and self.intake.draining and len(self.queue) < world:
-            self._give_up_queue()
+        now, draining = time.monotonic(), self.intake.draining
+        may_form = self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0
+        if may_form and (chosen := self.queue.ready(world if draining else self.settings.batch)):
+            rehearsed = self.rehearsal.take(self.promotion.withdrawn, self.intake.forgotten)
+            self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta, rehearsed)
+            self.rehearsal.prepare(self.queue.shares.user_cap(now))
+            self.current.step, self.current.restore = self.step, self.promotion.restore
+            self.formed_at = time.time()
+            self.rate.allow(now)
+        elif self.current is None and draining and (may_form or len(self.queue) < world):
+            self.counts["left_over"] += len(self.queue.remove(lambda item: True))
             return True
         return self.current is not None
-
-    def _give_up_queue(self) -> None:
-        self.counts["left_over"] += len(self.queue.remove(lambda item: True))
 
     async def learner_failed(self, cause: str) -> None:
         """The learner failed; the service keeps answering, and learning stops until the next ``begin``."""

@@ -69,14 +69,16 @@ ELASTIC_WAIT_S, ELASTIC_PAUSE_S = 2.0, 3.0
 """Seconds to wait for room for a generator beyond `engine.workers`, and until the next attempt."""
 
 
-def start_generator(config: Config, store: str, index: int, name: str) -> tuple[ActorHandle, PlacementGroup]:
+def start_generator(
+    config: Config, store: str, index: int, name: str, group: PlacementGroup | None = None
+) -> tuple[ActorHandle, PlacementGroup]:
     """Start a generator in its own placement group with its toolboxes, without waiting for either.
 
     Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
 
-    store: name of the policy store. Release the group after killing the actor.
+    store: name of the policy store; group: its placement group, if there is one. Release it after killing the actor.
     """
-    group = reserve(generator_bundles(config), name=name)
+    group = group or reserve(generator_bundles(config), name=name)
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
@@ -135,8 +137,7 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
                     group = reserve(bundles, name=name)
                     if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
                         actors.elastic_groups.append(group)
-                        place = inside(group, children=True)
-                        actors.elastic.append(spawn(Generator, config, actors.store_name, index, name=name, **place))
+                        actors.elastic.append(start_generator(config, actors.store_name, index, name, group)[0])
                         break
                     release(group)
                 ended.wait(ELASTIC_PAUSE_S)

@@ -87,10 +87,8 @@ class AsyncReviewQueue:
         """Approved tasks that were not learnt from yet, in the order of decisions."""
 
         def read() -> list[Approved]:
-            found = [(self.queue.task(id), self.queue.get(id)) for id in self.queue.approved()]
-            return [
-                (task, self.queue.views(task.id), row.question) for task, row in found if task is not None and row is not None
-            ]
+            rows = [(self.queue.task(id), self.queue.get(id)) for id in self.queue.approved()]
+            return [(task, self.queue.views(task.id), row.question) for task, row in rows if task is not None and row is not None]
 
         return await asyncio.to_thread(read)
 

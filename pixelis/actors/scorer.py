@@ -67,7 +67,7 @@ class Scorer:
         for cause, episodes in Counter(t.unscored for t in scored.trajectories if t.unscored).items():
             count("scorer/unscored", episodes, {"cause": cause})
         if self.stateful and step is not None:
-            observed = _observed(scored).model_dump(mode="json", exclude_defaults=True)
+            observed = _journal_group(scored).model_dump(mode="json", exclude_defaults=True)
             with self.lock:
                 if scored.id in self.grader.scored:  # else a step ended meanwhile, and its state has the group
                     line = json.dumps({"after": self.grader.step, "group": observed, "states": states})
@@ -111,7 +111,7 @@ class Scorer:
         return dict(self.grader.services.counts)
 
 
-def _observed(group: Group) -> Group:
+def _journal_group(group: Group) -> Group:
     """What ``Grader.observe`` reads of a scored group. Text of callers stays out of the journal."""
     trajectories = [
         Trajectory(

@@ -221,7 +221,7 @@ def _content_hash(media: Media, opened: np.ndarray | Clip) -> str:
     """Hash of the encoded source of an image or clip."""
     if isinstance(opened, Clip):
         return opened.sha256
-    if media.uri[:6].lower().startswith(("data:", "cards:")):
+    if media.is_inline:
         return hashlib.sha256(media.uri.encode()).hexdigest()
     with open(media.uri, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -65,7 +65,7 @@ def media_key(media: list[Media]) -> Hashable:
     for item in media:
         if item.kind != "image":
             return None
-        if item.uri[:6].lower().startswith(("data:", "cards:")):
+        if item.is_inline:
             parts.append((item.id, hashlib.sha256(item.uri.encode()).digest()))
             continue
         try:

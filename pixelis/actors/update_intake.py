@@ -59,8 +59,9 @@ class UpdateIntake:
         self.collapse = Collapse(config.evolution.vote)
         self.clear = ClearShare(config.evolution.vote)
         self.forgotten: dict[str, None] = {}
+        """Ids of deleted experiences, in order."""
         self.feedback: dict[str, Feedback] = {}
-        """Ids of deleted experiences, and the last feedback about an experience."""
+        """The last feedback by id of the experience."""
         self.unusable = 0
         """Tasks in a row from which nothing can be learnt."""
         self.unclear = 0

@@ -135,20 +135,25 @@ class Config(Section):
             problems.append(f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by {groups}")
         if self.sft.batch % shares:
             problems.append(f"sft.batch {self.sft.batch} is not divisible by {groups}")
+        uniform = not self.policy.full and not self.policy.lora.ranks
+        if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
+            problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
+        if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
+            problems.append(
+                "evolution.rehearse draws pictures from the memory: set memory.enabled and memory.pictures, or rehearse=0"
+            )
+        problems += self._rft() + self._sampling() + self._colocation() + self._transfer() + self._quantization()
+        if not self.toolbox.has_tools and self.evaluate.operations:
+            problems.append("toolbox.operations is empty but evaluate.operations is true")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _rft(self) -> list[str]:
+        """What contradicts rft's advantages, replay and filter."""
+        problems = []
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
             problems.append("rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights")
-        loss, top_p = self.rft.loss, self.rft.sampling.top_p
-        # Engines record probabilities within the nucleus, the learner and the reference score the whole vocabulary.
-        if top_p < 1 and loss.kl > 0 and loss.kl_in == "reward":
-            problems.append(
-                f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which rft.loss.kl_in=reward subtracts: "
-                "set it to 1, or kl_in=loss"
-            )
-        if top_p < 1 and loss.importance == "none" and loss.proximal == "learner":
-            problems.append(
-                f"rft.sampling.top_p {top_p} samples from another distribution than the learner's, for which "
-                "rft.loss.importance=none does not correct: set it to truncate"
-            )
         if self.rft.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
             problems.append("rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1")
         if self.rft.advantage.min_group > self.rft.group_size:
@@ -162,6 +167,23 @@ class Config(Section):
                 f"rft.filter.key {self.rft.filter.key} is not computed: give it a weight in rewards.weights, or name one of "
                 + ", ".join(keys)
             )
+        return problems
+
+    def _sampling(self) -> list[str]:
+        """What the engines cannot sample, or the learner would take for another distribution."""
+        problems = []
+        loss, top_p = self.rft.loss, self.rft.sampling.top_p
+        # Engines record probabilities within the nucleus, the learner and the reference score the whole vocabulary.
+        if top_p < 1 and loss.kl > 0 and loss.kl_in == "reward":
+            problems.append(
+                f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which rft.loss.kl_in=reward subtracts: "
+                "set it to 1, or kl_in=loss"
+            )
+        if top_p < 1 and loss.importance == "none" and loss.proximal == "learner":
+            problems.append(
+                f"rft.sampling.top_p {top_p} samples from another distribution than the learner's, for which "
+                "rft.loss.importance=none does not correct: set it to truncate"
+            )
         temperatures = {
             "rft": self.rft.sampling.temperature,
             "evaluate": self.evaluate.sampling.temperature,
@@ -172,19 +194,7 @@ class Config(Section):
                 problems.append(f"{name}.sampling.temperature {temperature}: vLLM supports 0 and 0.01 to 2")
             elif 0 < temperature < 0.01:
                 problems.append(f"{name}.sampling.temperature {temperature}: the engines sample at 0 and from 0.01 on")
-        uniform = not self.policy.full and not self.policy.lora.ranks
-        if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
-            problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
-        if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
-            problems.append(
-                "evolution.rehearse draws pictures from the memory: set memory.enabled and memory.pictures, or rehearse=0"
-            )
-        problems += self._colocation() + self._transfer() + self._quantization()
-        if not self.toolbox.has_tools and self.evaluate.operations:
-            problems.append("toolbox.operations is empty but evaluate.operations is true")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        return problems
 
     def _colocation(self) -> list[str]:
         """What contradicts engine.colocate."""

@@ -59,7 +59,7 @@ class MediaRoot:
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
         if isinstance(value, str) and value[:5].lower() == "data:":
-            value = _decoded(column, value)
+            value = _data_url_bytes(column, value)
         if isinstance(value, bytes):
             return self._store(hashlib.sha256(value).hexdigest(), lambda file: file.write(value))
         if value is None or value == "":
@@ -122,7 +122,7 @@ class MediaRoot:
         return str(target)
 
 
-def _decoded(column: str, url: str) -> bytes:
+def _data_url_bytes(column: str, url: str) -> bytes:
     """The bytes of a ``data:`` URL. They are in memory anyway: `open_media` checks the caps."""
     try:
         return read_encoded(url, len(url), "image" if url[:11].lower() == "data:image/" else "video")

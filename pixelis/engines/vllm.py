@@ -7,7 +7,6 @@ prefix cache avoids recomputation, also between sessions with the same prompt.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -16,7 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, TokenCallback
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
-from pixelis.engines.vllm_files import OWNER, Scratch, link_model, quantized_copy
+from pixelis.engines.vllm_files import OWNER, Scratch, child_environment, link_model, quantized_copy
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError, install_extra
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
@@ -176,7 +175,7 @@ class VllmEngine(Sessions[VllmSession]):
             OWNER: str(os.getpid()),
             **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
         }
-        with _environment(environment):
+        with child_environment(environment):
             from vllm import AsyncEngineArgs
             from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -491,18 +490,3 @@ def _most_likely(entry: Mapping[int, Any], top: int) -> list[tuple[int, float]]:
 
 def _number(*values: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM modifies too."""
-    original = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(original):
-            del os.environ[name]
-        for name, value in original.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value

@@ -5,11 +5,13 @@ vLLM reads the model from a folder of links with our image processor settings, s
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,3 +137,18 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
     (target / "preprocessor_config.json").write_text(json.dumps({**settings, **image}))
     (target / "video_preprocessor_config.json").write_text(json.dumps({**settings, **film}))
     return target
+
+
+@contextlib.contextmanager
+def child_environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM modifies too."""
+    original = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(original):
+            del os.environ[name]
+        for name, value in original.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value

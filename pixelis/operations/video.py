@@ -332,14 +332,14 @@ def _by_frames(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> 
     if not is_timed or not 1 / 1000 < rate < 1000:
         return [number / (rate if 1 / 1000 < rate < 1000 else 25) for number in range(len(stamps))], (), first
     if len(values) < len(times):
-        return _separated(times), (), first
+        return _distinct(times), (), first
     numbers = {time: number for number, time in enumerate(times)}
     keys = tuple(sorted(numbers[time] for time in packets.keys if time is not None and time in numbers))
     usable = keys and keys[0] == 0 and None not in packets.keys
     return times, keys if usable else (), first
 
 
-def _separated(times: list[float]) -> list[float]:
+def _distinct(times: list[float]) -> list[float]:
     """Increasing times from ones that repeat but never fall: a repeated time follows after the usual step, before the next."""
     values, counts = np.unique(times, return_counts=True)
     gaps = np.diff(values)

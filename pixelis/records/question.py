@@ -58,6 +58,11 @@ class Media(Record):
     width: int | None = None
     height: int | None = None
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether the ``uri`` has or names the content itself, instead of a file."""
+        return self.uri[:6].lower().startswith(("data:", "cards:"))
+
     @model_validator(mode="after")
     def _one_source(self) -> Media:
         if bool(self.uri) == bool(self.frames) or (self.frames and self.kind != "video"):

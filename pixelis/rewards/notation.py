@@ -171,7 +171,7 @@ def _list(texts: list[str]) -> Quantity | None:
     return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
 
 
-def bracketed(text: str) -> Quantity | None:
+def list_in_brackets(text: str) -> Quantity | None:
     """The numbers of ``(3, 4)`` or ``[3, 4]``, which is a point or an interval: equal to the same numbers without brackets."""
     match = re.fullmatch(r"[(\[](.+)[)\]]", unwrap(text))
     return quantity(match[1]) if match else None

@@ -22,7 +22,7 @@ from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
 from pixelis.rewards.mmmu import chosen_option, mmmu_open
-from pixelis.rewards.notation import Quantity, bracketed, quantity, unwrap, written_out
+from pixelis.rewards.notation import Quantity, list_in_brackets, quantity, unwrap, written_out
 from pixelis.rewards.wording import alike
 
 
@@ -379,18 +379,18 @@ def math_equal(case: Case, services: Services) -> float:
         return 1.0
     answer_quantity, formulas = quantity(case.answer), []
     for truth in case.truths:
-        given, expected = answer_quantity, quantity(truth)
-        if given is not None and expected is not None:  # lists without brackets are sets, as to math-verify
-            given, expected = given.in_order(), expected.in_order()
-        elif expected is not None and len(expected.values) > 1:
-            given = given or bracketed(case.answer)
-        elif given is not None and len(given.values) > 1:
-            expected = expected or bracketed(truth)
-        if given is not None and expected is not None:
-            if given.equals(expected):
+        own, true = answer_quantity, quantity(truth)
+        if own is not None and true is not None:  # lists without brackets are sets, as to math-verify
+            own, true = own.in_order(), true.in_order()
+        elif true is not None and len(true.values) > 1:
+            own = own or list_in_brackets(case.answer)
+        elif own is not None and len(own.values) > 1:
+            true = true or list_in_brackets(truth)
+        if own is not None and true is not None:
+            if own.equals(true):
                 return 1.0
         elif alike(written_out(case.answer), written_out(truth)):
-            formulas.append(written_out(truth) if expected is None else _formula(expected))
+            formulas.append(written_out(truth) if true is None else _formula(true))
     answer = written_out(case.answer) if answer_quantity is None else _formula(answer_quantity)
     return services.math(answer, formulas) if formulas else 0.0
 

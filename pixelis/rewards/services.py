@@ -91,7 +91,7 @@ class Services:
         """
         request: dict[str, Any] = {"task": "math", "truths": list(truths)}
         try:
-            return float(self._compared({**request, "answer": answer}))
+            return float(self._compare({**request, "answer": answer}))
         except DataFailure as failure:
             if failure.code == "truth_unparsable":
                 raise
@@ -100,11 +100,11 @@ class Services:
             self.note("parse_fail")
             return 0.0
         # The answer is to blame only if the same truths can be compared with another.
-        self._compared({**request, "answer": "1"})
+        self._compare({**request, "answer": "1"})
         self.note(f"math_{cause}")
         return 0.0
 
-    def _compared(self, request: dict[str, Any]) -> Any:
+    def _compare(self, request: dict[str, Any]) -> Any:
         """The value of a comparison; asked once more if its process ended, which another process may have killed."""
         try:
             return self.math_workers.call(request)
@@ -133,7 +133,7 @@ class Services:
     def readable(self, answer: str) -> bool:
         """Whether the formula can be parsed and compared within the timeout; counted by cause when not."""
         try:
-            self._compared({"task": "math", "truths": ["1"], "answer": answer})
+            self._compare({"task": "math", "truths": ["1"], "answer": answer})
         except DataFailure as failure:
             self.note("parse_fail" if failure.code == "answer_unparsable" else f"math_{failure.code}")
             return False

@@ -61,14 +61,14 @@ def test_a_line_cut_by_a_crash_does_not_swallow_the_next_group(tmp_path: Path) -
 def test_a_group_of_a_step_that_ended_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = started(tmp_path)
     scorer.load(None)
-    reduced = scorers._observed
+    reduced = scorers._journal_group
 
     def end_step(scored: Group) -> Group:
         scorer.advance(0)  # between the scoring and the journal
         return reduced(scored)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scorers, "_observed", end_step)
+        patch.setattr(scorers, "_journal_group", end_step)
         scorer.score(group(0, 2), 0)
     scorer.score(group(1, 2), 1)
     before = scorer.journal.read_bytes()
