@@ -28,6 +28,10 @@ SMALL = ["rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turns=1", "
 SMALL += ["dialogue.input.min_pixels=784", "dialogue.input.max_pixels=12544", "dialogue.max_context=8192"]
 SMALL += ["engine.gpus=0", "learner.gpus=0", "engine.cpus=.25", "learner.cpus=.25", "learner.row_tokens=8192"]
 """Overrides for a run on a CPU."""
+DIALOGUE = config.DialogueConfig(max_context=8192).with_max_pixels(400_000)
+"""Limits of an engine for the episodes of these parts."""
+ROW = 1024
+"""Tokens of the longest of their episodes, rounded up."""
 
 
 async def generate(engine: Any, batch: list[TrainSample], tokens: int) -> list[TrainSample]:
@@ -46,23 +50,24 @@ async def generate(engine: Any, batch: list[TrainSample], tokens: int) -> list[T
     return list(await asyncio.gather(*(one(i, sample) for i, sample in enumerate(batch))))
 
 
-def check_engine(part: Part, engine: Any, policy: config.PolicyConfig, runner: asyncio.Runner) -> None:
-    """Log-probabilities of an engine against the learner's, and its speed."""
+def check_engine(part: Part, name: str, engine: Any, trainer: Trainer, runner: asyncio.Runner) -> None:
+    """Log-probabilities of an engine against those of the learner's present parameters, and its speed."""
     count, tokens, pixels = (2, 8, 4096) if part.smoke else (64, 256, 200_000)
     batch = episodes(engine.spec, count, 64, pixels)
     runner.run(generate(engine, batch[:2], 8))
     start = time.perf_counter()
     answered = runner.run(generate(engine, batch, tokens))
     seconds = time.perf_counter() - start
-    part.figure("episodes/s", count / seconds)
-    part.figure("generated tokens/s", sum(int(s.mask.sum()) for s in answered) / seconds)
-    longest = max(len(s.tokens) for s in answered)
-    settings = config.LearnerConfig(row_tokens=max(16, longest), rows=1)
-    trainer = Trainer(policy, settings, total_steps=1, device=part.device)
-    differences = [np.abs(a - s.log_probs[s.mask]) for a, s in zip(trainer.log_probs(answered), answered, strict=True)]
-    trainer.close()
-    mean = float(np.concatenate(differences).mean())
-    part.figure("mean |log-probability - learner's|", mean, mean < 0.05, "< .05")
+    part.figure(f"{name}: episodes/s", count / seconds)
+    part.figure(f"{name}: generated tokens/s", sum(int(s.mask.sum()) for s in answered) / seconds)
+    mean = difference(trainer, answered)
+    part.figure(f"{name}: mean |log-probability - learner's|", mean, mean < 0.05, "< .05")
+
+
+def difference(trainer: Trainer, answered: list[TrainSample]) -> float:
+    """Mean |difference| of an engine's log-probabilities from the learner's."""
+    pairs = zip(trainer.log_probs(answered), answered, strict=True)
+    return float(np.concatenate([np.abs(values - sample.log_probs[sample.mask]) for values, sample in pairs]).mean())
 
 
 def hf_engine(part: Part) -> None:
@@ -71,48 +76,67 @@ def hf_engine(part: Part) -> None:
 
     folder = part.model("qwen2_5_vl", "0.5b")
     policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=16, alpha=32))
+    trainer = Trainer(policy, config.LearnerConfig(row_tokens=ROW, rows=1), total_steps=1, device=part.device)
     with asyncio.Runner() as runner:
         engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
-        check_engine(part, engine, policy, runner)
+        check_engine(part, "base", engine, trainer, runner)
         runner.run(engine.aclose())
+    trainer.close()
+
+
+def free_mib(part: Part) -> float:
+    """MiB that are free on the GPU; 0 on a CPU."""
+    return torch.cuda.mem_get_info()[0] / MIB if part.device.type == "cuda" else 0.0
 
 
 def vllm_engine(part: Part) -> None:
-    """vLLM: log-probabilities against the learner's, LoRA swaps, sleep and wake."""
-    if importlib.util.find_spec("vllm") is None or part.device.type != "cuda":
-        raise Skip("needs vLLM and a GPU")
+    """vLLM: log-probabilities against the learner's before and after training, LoRA swaps, sleep and wake."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("needs vLLM")
+    for family, size in (("qwen2_5_vl", "3b"), ("qwen3_vl", "0.5b")):
+        with part.attempt(family):
+            vllm_figures(part, family, size)
+
+
+def vllm_figures(part: Part, family: str, size: str) -> None:
+    """Figures of one family."""
     from pixelis.engines.vllm import VllmEngine
 
-    folder = part.model("qwen2_5_vl", "3b")
+    folder, name = part.model(family, size), f"{family} {size}"
     policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=32, alpha=64))
     settings = config.EngineConfig(name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64)
-    trainer = Trainer(policy, config.LearnerConfig(), total_steps=1, device=part.device)
-    adapter = trainer.adapter()
-    trainer.close()
+    learner = config.LearnerConfig(row_tokens=ROW, rows=1, lr=1e-3, warmup=0.0)
+    trainer = Trainer(policy, learner, total_steps=2, device=part.device)
     with asyncio.Runner() as runner:
-        engine = VllmEngine(folder, policy, settings, config.DialogueConfig(max_context=8192))
+        engine = VllmEngine(folder, policy, settings, DIALOGUE)
         try:
-            check_engine(part, engine, policy, runner)
-            free, seconds = [], []
+            check_engine(part, f"{name}, base", engine, trainer, runner)
+            for _ in range(2):  # the first adapter's B is zero: it would prove nothing
+                trainer.update(episodes(trainer.spec, 4, 512, 4096 if part.smoke else 200_000), "sft")
+            answered = runner.run(generate(engine, episodes(engine.spec, 2, 64, 4096), 8))
+            part.figure(f"{name}: mean |difference| before loading", difference(trainer, answered))
+            adapter, free, seconds = trainer.adapter(), [], []
             for version in range(1, 21):
                 start = time.perf_counter()
                 runner.run(engine.load(version, adapter))
                 seconds.append(time.perf_counter() - start)
-                free.append(torch.cuda.mem_get_info()[0] / MIB)
-            part.figure("LoRA swap, s", statistics.median(seconds), statistics.median(seconds) < 1, "< 1")
+                free.append(free_mib(part))
+            part.figure(f"{name}: LoRA swap, s", statistics.median(seconds), statistics.median(seconds) < 1, "< 1")
             drift = abs(free[-1] - free[0])
-            part.figure("memory after 20 swaps, MiB", drift, drift <= 100, "+- 100")
-            awake = torch.cuda.mem_get_info()[0]
+            part.figure(f"{name}: memory after 20 swaps, MiB", drift, drift <= 100, "+- 100")
+            check_engine(part, f"{name}, adapter", engine, trainer, runner)
+            free.append(free_mib(part))
             start = time.perf_counter()
             runner.run(engine.sleep())
-            part.figure("sleep, s", time.perf_counter() - start)
-            part.figure("freed by sleep, GiB", (torch.cuda.mem_get_info()[0] - awake) / 2**30)
+            part.figure(f"{name}: sleep, s", time.perf_counter() - start)
+            part.figure(f"{name}: freed by sleep, GiB", (free_mib(part) - free[-1]) / 1024)
             start = time.perf_counter()
             runner.run(engine.wake())
-            part.figure("wake, s", time.perf_counter() - start)
-            check_engine(part, engine, policy, runner)
+            part.figure(f"{name}: wake, s", time.perf_counter() - start)
+            check_engine(part, f"{name}, awake", engine, trainer, runner)
         finally:
             runner.run(engine.aclose())
+    trainer.close()
 
 
 def weights(part: Part) -> None:
@@ -139,11 +163,11 @@ def weights(part: Part) -> None:
         part.figure("bytes sent", sent.result()["bytes"])
     policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", full=True)
     with asyncio.Runner() as runner:
-        if part.device.type == "cuda" and importlib.util.find_spec("vllm") is not None:
+        if importlib.util.find_spec("vllm") is not None:
             from pixelis.engines.vllm import VllmEngine
 
             settings = config.EngineConfig(name="vllm", gpus=1, gpu_memory_utilization=0.5, max_num_seqs=64)
-            engine: Any = VllmEngine(folder, policy, settings, config.DialogueConfig(max_context=8192))
+            engine: Any = VllmEngine(folder, policy, settings, DIALOGUE)
         else:
             engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
         try:

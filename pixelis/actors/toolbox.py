@@ -116,6 +116,7 @@ class Toolbox:
         except PixelisError as caught:
             error = caught
         except Exception as caught:  # must not fail the other questions of the batch
+            log.warning("opening the media of a question failed", exc_info=True)
             error = decode_error(media, f"failed: {type(caught).__name__}", "crashed")
         return [None] * len(media), error
 

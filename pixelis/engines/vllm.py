@@ -348,6 +348,8 @@ class VllmEngine(Sessions[VllmSession]):
             if tasks:
                 await asyncio.wait(tasks, timeout=5)
             llm, self._llm = self._llm, None
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # else it logs the end of the engine's process as a failure
             await asyncio.to_thread(llm.shutdown)
             self._scratch.remove()
 
