@@ -93,7 +93,7 @@ def vllm_engine(part: Part) -> None:
     """vLLM: log-probabilities against the learner's before and after training, LoRA swaps, sleep and wake."""
     if importlib.util.find_spec("vllm") is None:
         raise Skip("needs vLLM")
-    for family, size in (("qwen2_5_vl", "3b"), ("qwen3_vl", "0.5b")):
+    for family, size in (("qwen2_5_vl", "3b"), ("qwen3_vl", "0.5b"))[: 1 if part.smoke else 2]:
         with part.attempt(family):
             vllm_figures(part, family, size)
 
