@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import statistics
@@ -77,11 +78,10 @@ def hf_engine(part: Part) -> None:
     folder = part.model("qwen2_5_vl", "0.5b")
     policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=16, alpha=32))
     trainer = Trainer(policy, config.LearnerConfig(row_tokens=ROW, rows=1), total_steps=1, device=part.device)
-    with asyncio.Runner() as runner:
+    with contextlib.closing(trainer), asyncio.Runner() as runner:
         engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
         check_engine(part, "base", engine, trainer, runner)
         runner.run(engine.aclose())
-    trainer.close()
 
 
 def free_mib(part: Part) -> float:
@@ -107,7 +107,7 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
     settings = config.EngineConfig(name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64)
     learner = config.LearnerConfig(row_tokens=ROW, rows=1, lr=1e-3, warmup=0.0)
     trainer = Trainer(policy, learner, total_steps=2, device=part.device)
-    with asyncio.Runner() as runner:
+    with contextlib.closing(trainer), asyncio.Runner() as runner:
         engine = VllmEngine(folder, policy, settings, DIALOGUE)
         try:
             check_engine(part, f"{name}, base", engine, trainer, runner)
@@ -136,7 +136,6 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
             check_engine(part, f"{name}, awake", engine, trainer, runner)
         finally:
             runner.run(engine.aclose())
-    trainer.close()
 
 
 def weights(part: Part) -> None:

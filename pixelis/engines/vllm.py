@@ -259,12 +259,12 @@ class VllmEngine(Sessions[VllmSession]):
         old, new = self._lora, None
         if adapter is not None:
             folder = self._scratch.path / f"v{version}-{self._loads}"
-            await asyncio.to_thread(write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images)
             # The name is part of the prefix cache's keys: versions do not share cached values.
             new = LoRARequest(folder.name, self._loads, str(folder))
             try:
+                await asyncio.to_thread(write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images)
                 await self._llm.add_lora(new)
-            except Exception:
+            except BaseException:  # of a cancelled load, too: the file would fill shared memory as long as the engine lives
                 await asyncio.to_thread(shutil.rmtree, folder, True)
                 raise
         self._lora = new
