@@ -61,7 +61,7 @@ ALWAYS = ("accuracy", "format", "curiosity")
 CURRICULUM_TERMS = ("accuracy", "curiosity_dynamics", "coherence")
 """Terms with weights of the curriculum, in the order of the configured tuples."""
 
-EXTRACTORS = ("dialect", "tags", "lenient")
+EXTRACTORS = ("dialect", "tags", "lenient", "whole")
 FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
 
 
@@ -179,7 +179,7 @@ class RewardsConfig(Section):
     extractor: str = Field(
         "dialect",
         description="where the answer is read: dialect; tags (answer tags alone); lenient (also `The answer is 7.`, untagged); "
-        "or your own function of the last text",
+        "whole (else the whole text: another model's answers); or your own function of the last text",
     )
     format: FormatKind = Field("dialect", description="definition of a well-formed turn")
     curiosity: CuriosityConfig = CuriosityConfig()

@@ -166,7 +166,7 @@ def _scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _majority_score(group: Group, scores: dict[str, float], rewards: RewardsConfig, services: Services) -> float:
     question = group.question
-    answers = answers_of(group.trajectories, rewards, services)
+    answers = answers_of([group], rewards, services)
     same = Equality(question, rewards.scorer_of(question.task, question.scorer), services)
     names = classes(answers.values(), same)
     ranked = Counter(name for name in names if name is not None).most_common(1)

@@ -124,7 +124,7 @@ def summary_of(
 ) -> dict[str, Any]:
     """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
     metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
-    metrics |= count_errors(groups, answers_of([t for group in groups for t in group.trajectories], config.rewards, services))
+    metrics |= count_errors(groups, answers_of(groups, config.rewards, services))
     if uses := capabilities(groups):
         metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
@@ -143,8 +143,7 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
                 image.uri = str(Path(path).relative_to(folder))
     with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
-    trajectories = [trajectory for group in arm.groups for trajectory in group.trajectories]
-    answers = answers_of(trajectories, config.rewards, shared_services(config.rewards))
+    answers = answers_of(arm.groups, config.rewards, shared_services(config.rewards))
     with (folder / f"scores-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in question_rows(arm.groups, answers))
     model = config.evaluate.api.model or config.policy.adapter or config.policy.model
@@ -203,7 +202,7 @@ def evaluate_sets(
 
 def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As ``evaluate_sets``, of the model of ``evaluate.api``. No cluster is started unless it is offered operations."""
-    config = _lenient(config)
+    config = _whole_texts(config)
     sets, e = config.evaluate.sets or {config.run.name: config.data.evaluate}, config.evaluate
     summaries, pages = list(previous), list[EpisodePage]()
     model, grader = ChatModel(config, folder, max_pixels), Grader(config.rewards, folder)
@@ -245,11 +244,11 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
     return summaries
 
 
-def _lenient(config: Config) -> Config:
-    """For models that need not know our tags: answers are read leniently unless ``rewards.extractor`` is set."""
+def _whole_texts(config: Config) -> Config:
+    """For models that need not know our tags: the whole text may be the answer, unless ``rewards.extractor`` is set."""
     if config.rewards.extractor != "dialect":
         return config
-    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "lenient"})})
+    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "whole"})})
 
 
 def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds: Sequence[int] = (), samples: int = 1) -> Arm:
@@ -272,7 +271,7 @@ def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
 
 def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     """Score the file `evaluate.answers` against data.evaluate; returns the summary."""
-    config = _lenient(config)
+    config = _whole_texts(config)
     assert config.evaluate.answers is not None
     path = Path(config.evaluate.answers)
     rows = answer_rows(path)
@@ -282,8 +281,7 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     grader = Grader(config.rewards, folder)
     try:
         arm = graded(config, grader, path.stem, groups)
-        trajectories = [t for group in arm.groups for t in group.trajectories]
-        answers = answers_of(trajectories, config.rewards, grader.services)
+        answers = answers_of(arm.groups, config.rewards, grader.services)
     finally:
         grader.close()
     output = folder / f"{path.stem}_with_score.json"

@@ -93,7 +93,7 @@ def votes(groups: Sequence[Group], rewards: RewardsConfig) -> tuple[dict[str, fl
     agreement, single, majority = {}, {}, {}
     for group in groups:
         services, question = shared_services(rewards), group.question
-        answers = list(answers_of(group.trajectories, rewards, services).values())
+        answers = list(answers_of([group], rewards, services).values())
         same = Equality(question, rewards.scorer_of(question.task, question.scorer), services)
         names = classes(answers, same)
         ballots = Counter(name for name in names if name is not None)

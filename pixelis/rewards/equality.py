@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pixelis.errors import DataFailure
 from pixelis.records import Question
-from pixelis.rewards.notation import quantity, unwrap
-from pixelis.rewards.scorers import Case, Services, canonical, case_of, exact, find_scorer, letter, math_equal
+from pixelis.rewards import mathematics
+from pixelis.rewards.notation import canonical, quantity
+from pixelis.rewards.scorers import Case, Services, case_of, find_scorer, letter
 
 MATHS = frozenset({"math", "math_judge", "pixel_reasoner"})
 """Scorers whose answers are compared as formulas."""
@@ -21,7 +22,7 @@ Same = Callable[[str, str], bool]
 
 def same_text(a: str, b: str) -> bool:
     """True for equal text, or the same quantity: the equality where no scorer is known."""
-    if canonical(a) == canonical(b) or exact(unwrap(a), [unwrap(b)]):
+    if canonical(a) == canonical(b):
         return True
     first, second = quantity(a), quantity(b)
     return first is not None and second is not None and first.equals(second)
@@ -46,10 +47,7 @@ class Equality:
         if self.scorer == "judge":
             return same_text(a, b)
         if self.scorer in MATHS:
-            numbers = quantity(a) is not None and quantity(b) is not None
-            if not numbers and not (self._readable(a) and self._readable(b)):
-                return exact(unwrap(a), [unwrap(b)]) > 0
-            return math_equal(self._case(a, b), self.services) >= 1.0
+            return mathematics.equal(a, b, self._equal_formulas)
         try:
             return find_scorer(self.scorer)(self._case(a, b), self.services) >= 1.0
         except DataFailure:  # the scorer reads no such answer
@@ -58,11 +56,12 @@ class Equality:
     def _case(self, answer: str, other: str) -> Case:
         return Case(answer, (other,), self.question.conversation, self.options)
 
-    def _readable(self, answer: str) -> bool:
-        """Whether the formula can be compared at all: one that hangs must not hang once for every other answer."""
-        if answer not in self.readable:
-            self.readable[answer] = quantity(answer) is not None or self.services.readable(answer)
-        return self.readable[answer]
+    def _equal_formulas(self, a: str, b: str) -> bool:
+        """Whether two readable formulas are equal: one that hangs must not hang once for every other answer."""
+        for formula in (a, b):
+            if formula not in self.readable:
+                self.readable[formula] = self.services.readable(formula)
+        return self.readable[a] and self.readable[b] and self.services.math(a, [b]) > 0
 
 
 def classes(answers: Iterable[str | None], same: Same = same_text) -> list[str | None]:

@@ -3,58 +3,88 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pixelis.config import RewardsConfig
-from pixelis.dialogue.dialects.base import boxed
+from pixelis.dialogue.dialects.base import BOXED
 from pixelis.errors import DataFailure
-from pixelis.records import StopReason, Trajectory
+from pixelis.records import Group, StopReason, Trajectory
+from pixelis.rewards.notation import canonical, clean, quantity
+from pixelis.rewards.scorers import case_of, letter
 from pixelis.rewards.services import Services
 
 _TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _STATED = re.compile(r"\banswer\b\s*(?:is|:|=)\s*(?::\s*)?(.+?)(?=\.(?:\s|$)|$|\n)", re.IGNORECASE)
+MAX_OTHER_WORDS = 3
+"""Words that may stand beside the answer in an untagged last line."""
+MAX_LINE_CHARS = 300
 
 
-def answers_of(trajectories: Sequence[Trajectory], settings: RewardsConfig, services: Services) -> dict[str, str | None]:
+def answers_of(groups: Iterable[Group], settings: RewardsConfig, services: Services) -> dict[str, str | None]:
     """The answer by trajectory as ``rewards.extractor`` reads it.
 
     ``dialect``: as the dialect parsed it. ``tags``: answer tags alone. ``lenient``: else what a finished episode states without
-    tags, as R1-V, Reason-RFT, TTRL and Pixel-Reasoner read it. A failing function of the user is counted and gives no answer.
+    tags, as R1-V, Reason-RFT, TTRL and Pixel-Reasoner read it. ``whole``: else the whole text, for models that only answer. A
+    failing function of the user is counted and gives no answer.
     """
-    kind = settings.extractor
-    if kind == "dialect":
-        return {t.id: t.answer for t in trajectories}
-    if kind == "tags":
-        return {t.id: _tagged(t) for t in trajectories}
-    if kind == "lenient":
-        return {t.id: t.answer if t.answer is not None else untagged(t) for t in trajectories}
     result: dict[str, str | None] = {}
-    for trajectory in trajectories:
-        try:
-            result[trajectory.id] = services.extract(kind, _last_text(trajectory))
-        except DataFailure as failure:
-            services.note(f"extractor_{failure.code}")
-            result[trajectory.id] = None
+    for group in groups:
+        options = case_of(group.question, None, ()).options
+        result |= {t.id: _answer(t, options, settings.extractor, services) for t in group.trajectories}
     return result
 
 
-def untagged(trajectory: Trajectory) -> str | None:
-    r"""The last ``\boxed{}`` after the thought, else what follows "answer is" or "Answer:", else the whole text.
+def _answer(trajectory: Trajectory, options: Sequence[str], extractor: str, services: Services) -> str | None:
+    if extractor == "dialect":
+        return trajectory.answer
+    if extractor == "tags":
+        return _tagged(trajectory)
+    if extractor in ("lenient", "whole"):
+        answer = trajectory.answer if trajectory.answer is not None else untagged(trajectory, options)
+        return _body(trajectory) if answer is None and extractor == "whole" else answer
+    try:
+        return services.extract(extractor, _last_text(trajectory))
+    except DataFailure as failure:
+        services.note(f"extractor_{failure.code}")
+        return None
 
-    None for an episode that did not end by itself, or with a thought that is not closed.
+
+def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
+    r"""The answer that a finished episode states without tags, after its thought; None for any other prose.
+
+    It is the last ``\boxed{}``, also one cut short; else what follows "answer is" or "Answer:"; else a last line that is one
+    number, a letter or an option with at most ``MAX_OTHER_WORDS`` other words.
     """
-    if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION):
+    if (body := _body(trajectory)) is None:
         return None
-    text = _last_text(trajectory)
-    if "<think>" in text and "</think>" not in text:
-        return None
-    body = text.rpartition("</think>")[2]
-    if boxes := boxed(body):
-        start, end = boxes[-1]
-        return body[start:end].strip() or None
+    if BOXED.search(body):
+        return clean(body) or None
     if stated := _STATED.findall(body):
-        return stated[-1].strip().strip("*").strip() or None
-    return body.strip() or None
+        return clean(stated[-1]) or None
+    return _last_line(body.rstrip().rpartition("\n")[2], options)
+
+
+def _last_line(line: str, options: Sequence[str]) -> str | None:
+    text = clean(line) if len(line) <= MAX_LINE_CHARS else ""
+    if quantity(text) is not None:
+        return text
+    words = re.findall(r"[^\s,;:!?()\"]+", canonical(text))
+    numbers = [word for word in words if quantity(word) is not None]
+    if len(numbers) == 1 and len(words) <= MAX_OTHER_WORDS + 1:
+        return numbers[0]
+    for option in map(canonical, options):
+        if option and re.search(rf"(?<!\w){re.escape(option)}(?!\w)", canonical(text)):
+            named = [other for other in map(canonical, options) if other and other != option and other in canonical(text)]
+            return option if not named and len(words) <= len(option.split()) + MAX_OTHER_WORDS else None
+    return letter(text, options) if 0 < len(words) <= MAX_OTHER_WORDS + 1 and not numbers else None
+
+
+def _body(trajectory: Trajectory) -> str | None:
+    """The last text after the thought; None for an episode that did not end by itself, or with a thought that is not closed."""
+    text = _last_text(trajectory)
+    if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION) or ("<think>" in text and "</think>" not in text):
+        return None
+    return text.rpartition("</think>")[2].strip() or None
 
 
 def _tagged(trajectory: Trajectory) -> str | None:

@@ -1,44 +1,154 @@
-r"""The notation of short answers: LaTeX wrappers, numbers with units, ratios and lists, read without evaluating anything.
+r"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with their units.
 
-Formulas beyond these are compared by math-verify in a worker process.
+Nothing is evaluated here. ``pixelis.rewards.mathematics`` compares what this module reads, and formulas beyond it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 
 MAX_CHARS = 200
-"""Longer texts are no short answers and are not read."""
-TOLERANCE = Fraction(2, 1_000_000)
-"""Relative difference up to which two numbers are equal unless both are whole: six digits, as math-verify rounds."""
+"""Longer texts are no short answers: numbers are not read from them."""
+Number = Fraction | Decimal
+"""A number as it was written: a Decimal has a decimal point and may be rounded, a Fraction is exact."""
 
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}")
-_DELIMITED = re.compile(r"\$\$(.+)\$\$|\$(.*[^\\$])\$|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
-_SPACE = re.compile(r"\\[,;:!> ]|~|\s")
+# -- cleaning ---------------------------------------------------------------------------------------------------------
 
+_PLAIN = re.compile(r"[\w ]*[^\W_]", re.ASCII)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "0123456789+-()n")
+_RAISED = re.compile(f"[{''.join(map(chr, _SUPERSCRIPTS))}]+")
+_LOWERED = re.compile(f"[{''.join(map(chr, _SUBSCRIPTS))}]+")
+_VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
+_PUNCTUATION = str.maketrans("−–—‐‑。、“”„‘’【】⁄∶×⋅∗", '-----.,"""\'\'[]/:×·*')
+_COMPATIBLE = ("<wide>", "<narrow>", "<font>", "<noBreak>")
+"""Decompositions of Unicode that keep the meaning: full-width forms, letters of another font, blanks."""
+_EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|__|\*|`+)(?=\S)((?:(?!\1).)*?\S)\1(?![\w*`])", re.DOTALL)
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}")
+_BETWEEN_BOXES = re.compile(r"(?:[\s$.,;{}()\[\]\\]|q?quad|text|and|or)*")
+_DELIMITED = re.compile(r"(?<!\\)\$(?=\S)([^$]*[^\s\\$])\$|(?<!\\)\$\s([^$]+)\s\$|^\$([^$]+)\$$")
+_SPACE = re.compile(r"(?<!\\)\\[,;:!> ()\[\]]|\\q?quad|~|\s|\$\$")
+_DEGREES = re.compile(r"\^?\s?\{?\s?\\circ\s?\}?|\^°|\^\{°\}")
 _SEPARATOR = r"(?:\{,\}(?:\\!)?|,\\!|\\[,!])"
-_GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d)", re.ASCII)
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_DECIMAL = re.compile(rf"([-+]?\s*(?:{_DIGITS}(?:\.\d*)?|\.\d+))(?:[eE]([-+]?\d{{1,3}}))?", re.ASCII)
-_FRACTION = re.compile(r"([-+]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)", re.ASCII)
-_LATEX_FRACTION = re.compile(r"([-+]?)\s*(\d*)\s*\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", re.ASCII)
-_MULTIPLE = re.compile(rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))?\s*(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE)
+_GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\s*\d{{3}})+(?!\d)", re.ASCII)
+
+
+def clean(text: str) -> str:
+    r"""The text as every scorer compares it; applied to answers, truths, options and votes alike.
+
+    Characters of other widths and fonts become plain ones, raised digits ``^{2}``, fractions ``1/2``; Markdown's emphasis, LaTeX
+    delimiters, ``\text{}``, surrounding quotation marks and full stops at the end are removed, blanks are single. Of a text with
+    ``\boxed{}`` the last one remains, or the list of those that stand together.
+    """
+    if _PLAIN.fullmatch(text):
+        return " ".join(text.split())
+    text = text if text.isascii() else _plain_characters(text)
+    if "\\boxed" in text:
+        text = _last_boxes(text)
+    if len(text) <= 10 * MAX_CHARS:
+        text = _without_markup(text)
+    text = " ".join(text.split())
+    return text.rstrip(" .") or text
+
+
+def _last_boxes(text: str) -> str:
+    r"""The contents of the last ``\boxed{}`` and of those next to it, joined by commas; one cut short ends with the text."""
+    from pixelis.dialogue.dialects.base import BOXED, boxed  # a worker starts without it
+
+    boxes = boxed(text)
+    if (cut := BOXED.search(text, boxes[-1][1] if boxes else 0)) is not None:
+        return text[cut.end() :]
+    contents: list[str] = []
+    for (start, end), following in zip(boxes, [*boxes[1:], None], strict=True):
+        contents.append(text[start:end])
+        if following and not _BETWEEN_BOXES.fullmatch(text[end + 1 : following[0]].rpartition("\\boxed")[0]):
+            contents = []
+    return ", ".join(contents) if boxes else text
+
+
+def _plain_characters(text: str) -> str:
+    text = _RAISED.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = _VULGAR_FRACTION.sub(lambda match: (match[1] and match[1] + " ") + unicodedata.normalize("NFKC", match[2]), text)
+    text = _LOWERED.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
+    return unicodedata.normalize("NFC", "".join(c if c.isascii() else _plain_character(c) for c in text)).translate(_PUNCTUATION)
+
+
+def _plain_character(character: str) -> str:
+    kind = unicodedata.decomposition(character).partition(" ")[0]
+    if kind in _COMPATIBLE:
+        return unicodedata.normalize("NFKC", character)
+    return str(unicodedata.decimal(character, character))
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_markup(text: str) -> str:
+    text = _GROUPED.sub(lambda number: re.sub(rf"{_SEPARATOR}\s*", ",", number[0]), text.strip())
+    if "\\\\" in text and not re.search("matrix|array|cases|align", text):
+        text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)  # escaped twice
+    previous = None
+    while text != previous:
+        previous = text
+        text = _EMPHASIS.sub(r"\2", text).strip()
+        text = _DELIMITED.sub(lambda match: match[1] or match[2] or match[3], _SPACE.sub(" ", text)).strip()
+        text = _WRAPPER.sub(r"\1", text).strip().rstrip(" .") or text
+        if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" and text.count(text[0]) == 2:
+            text = text[1:-1]
+    text = re.sub(r"\\(?:left|right)(?![a-z])", "", text).replace("\\%", "%").replace("\\$", "$")
+    return _DEGREES.sub("°", text)
+
+
+def canonical(text: str) -> str:
+    """Text for comparison: ``clean``, case folded."""
+    return clean(text).casefold()
+
+
+def unboxed(text: str) -> str:
+    r"""The content of a text that is one ``\boxed{}``, else the text."""
+    match = re.fullmatch(r"[\s$]*\\boxed\s*\{(.*)\}[\s$]*", text, re.DOTALL)
+    return match[1].strip() if match and _last_boxes(text) == match[1] else text
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)"
+_DECIMAL = re.compile(rf"([-+]?) ?({_DIGITS}(?:\.\d*)?|\.\d+)", re.ASCII)
+_SCIENTIFIC = re.compile(
+    r"([-+]?) ?(?:(\d+(?:\.\d*)?|\.\d+) ?(?:[eE](?=[-+]?\d)|(?:×|x|\*|·|\\times|\\cdot) ?(?=10 ?\^)))?"
+    r"(?:10 ?\^ ?)?(?:\{ ?([-+]?\d{1,3}) ?\}|\(([-+]?\d{1,3})\)|([-+]?\d{1,3}))",
+    re.ASCII,
+)
+_FRACTION = re.compile(r"([-+]?) ?(?:(\d+) +)?(\d+) ?/ ?(\d+)", re.ASCII)
+_LATEX_FRACTION = re.compile(r"([-+]?) ?(\d*) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))", re.ASCII)
+_MULTIPLE = re.compile(rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))? ?(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE)
 _ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_RATIO = re.compile(r"(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)", re.ASCII)
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen"
+    " fourteen fifteen sixteen seventeen eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+WORDS = {word: n for n, word in enumerate(_ONES.split())} | {word: 20 + 10 * n for n, word in enumerate(_TENS.split())}
+"""Numbers that are written as one word."""
+_RATIO = re.compile(r"\d+(?:\.\d+)?(?: ?: ?\d+(?:\.\d+)?)+", re.ASCII)
+_TIME = re.compile(
+    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))? ?(?:([ap])\.? ?m\.?)?|(\d{1,2}) ?(?:([ap])\.? ?m\.?|o'clock)", re.IGNORECASE
+)
+_UNIT = re.compile(r"(.*?(?:[\d.})]|π|\\[a-z]+(?= ))) ?([^\d.\s{})\\][^\d{}\\]*(?:\^\{?[23]\}?)?)", re.DOTALL)
 _COMMA = re.compile(r" ?, ?(?:and )?| and ")
-_UNIT = re.compile(r"(.*?[\d.}])\s*([^\d.\s{}][^\d{}]*(?:\^\{?[23]\}?)?)", re.DOTALL)
 
 _NAMES = {
-    "%": "% percent",
+    "%": "% percent percentage pct",
     "°": "° deg degree degrees circ",
     "°C": "°c celsius",
     "°F": "°f fahrenheit",
     "$": "$ dollar dollars usd us$",
     "€": "€ euro euros eur",
     "£": "£ pound_sterling gbp",
+    "¥": "¥ yen yuan rmb cny jpy",
     "¢": "¢ cent cents",
     "mm": "mm millimeter millimeters millimetre millimetres",
     "cm": "cm centimeter centimeters centimetre centimetres",
@@ -71,93 +181,127 @@ _NAMES = {
 }
 UNITS = {alias: unit for unit, aliases in _NAMES.items() for alias in aliases.split()}
 """Units by their names in lower case."""
-_POWERS = {"": "", "^2": "^2", "^{2}": "^2", "²": "^2", "^3": "^3", "^{3}": "^3", "³": "^3"}
+_POWERS = {"": "", "^2": "^2", "^{2}": "^2", "^3": "^3", "^{3}": "^3"}
 _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3", "cu": "^3"}
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, or a list of them, and its unit; ``unit`` is empty when none is written."""
+    """A number, a list of them, a ratio or a time of day, and its unit; ``unit`` is empty when none is written.
 
-    values: tuple[Fraction, ...]
+    ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit`` am, pm or empty).
+    """
+
+    values: tuple[Number, ...]
     unit: str = ""
+    kind: str = "number"
 
     def equals(self, other: Quantity) -> bool:
-        """True for the same numbers in the same unit. A missing unit fits any; a percentage is also the number it stands for."""
+        """True for the same numbers in the same unit. A missing unit fits any; a percentage is also the number it stands for.
+
+        Times are equal part by part, ratios in proportion. Two numbers such as 3:15 are times; beside a ratio they are ratios.
+        """
+        if self.kind != other.kind and "number" not in (self.kind, other.kind) and not (self.unit or other.unit):
+            return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
+        if self.kind == other.kind == "time" and bool(self.unit) != bool(other.unit):
+            half, plain = (self, other) if self.unit else (other, self)
+            hour = half.values[0] % 12 + (12 if half.unit == "pm" else 0)
+            return plain.values in (half.values, (hour, *half.values[1:]))
         if self.unit and other.unit and self.unit != other.unit:
             return False
-        if _close(self.values, other.values):
+        if self.kind == other.kind == "ratio":
+            return _proportional(self.values, other.values)
+        if self.kind != other.kind:
+            ratio, single = (self, other) if other.kind == "number" else (other, self)
+            pair = len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
+            pair = pair and Fraction(single.values[0]).denominator > 1  # 3:4 is 3/4, but 3:1 is not 3
+            return pair and near(Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0])
+        if _all_near(self.values, other.values):
             return True
         if "%" not in (self.unit, other.unit) or self.unit == other.unit:
             return False
         percent, number = (self, other) if self.unit == "%" else (other, self)
-        return _close(tuple(value / 100 for value in percent.values), number.values)
+        return _all_near(tuple(value / 100 for value in percent.values), number.values)
 
     def in_order(self) -> Quantity:
-        """The numbers from the smallest to the largest."""
-        return replace(self, values=tuple(sorted(self.values)))
+        """A list of numbers from the smallest to the largest; ratios and times as they are."""
+        return replace(self, values=tuple(sorted(self.values))) if self.kind == "number" else self
 
 
-def _close(a: tuple[Fraction, ...], b: tuple[Fraction, ...]) -> bool:
-    return len(a) == len(b) and all(map(_near, a, b))
+def near(a: Number, b: Number) -> bool:
+    """Whether two numbers are equal, or one is the other, rounded.
+
+    A decimal equals an exact value rounded to at least four significant digits, and a decimal rounded to at least six.
+    """
+    if Fraction(a) == Fraction(b):
+        return True
+    if isinstance(a, Decimal) and isinstance(b, Decimal):
+        rounded, value = sorted((a, b), key=_last_place, reverse=True)
+        digits = 6
+    elif isinstance(a, Decimal) or isinstance(b, Decimal):
+        rounded, value = (a, b) if isinstance(a, Decimal) else (b, a)  # type: ignore[assignment]
+        digits = 4
+    else:
+        return False
+    enough = len(rounded.as_tuple().digits) >= digits
+    return enough and 2 * abs(Fraction(rounded) - Fraction(value)) <= Fraction(10) ** _last_place(rounded)
 
 
-def _near(a: Fraction, b: Fraction) -> bool:
-    if a == b or (a.denominator == 1 and b.denominator == 1):
+def _last_place(value: Decimal) -> int:
+    return int(value.as_tuple().exponent)
+
+
+def _all_near(a: tuple[Number, ...], b: tuple[Number, ...]) -> bool:
+    return len(a) == len(b) and all(map(near, a, b))
+
+
+def _proportional(a: tuple[Number, ...], b: tuple[Number, ...]) -> bool:
+    if len(a) != len(b) or not any(a) or not any(b):
         return a == b
-    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b))
-
-
-def unwrap(text: str) -> str:
-    r"""The text without LaTeX delimiters, ``\text{}`` and the like, and with plain minus, dollar, percent and space signs."""
-    text = unicodedata.normalize("NFC", text).strip()
-    if len(text) > MAX_CHARS:
-        return text
-    text = _GROUPED.sub(lambda number: re.sub(_SEPARATOR, ",", number[0]), text.replace("\u2212", "-"))
-    if (match := _DELIMITED.fullmatch(text)) and not match[0].endswith("\\$"):
-        text = next(group for group in match.groups() if group is not None)
-    previous = None
-    while text != previous:
-        previous, text = text, _WRAPPER.sub(r"\1", text)
-    text = text.replace("\\left", "").replace("\\right", "").replace("\\%", "%").replace("\\$", "$")
-    return " ".join(_SPACE.sub(" ", text).split())
-
-
-def unboxed(text: str) -> str:
-    r"""The content of a text that is one ``\boxed{}``, else the text."""
-    match = re.fullmatch(r"\s*\$*\s*\\boxed\s*\{(.*)\}\s*\$*\s*", text, re.DOTALL)
-    if match is None:
-        return text
-    depth = 0
-    for character in match[1]:
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth < 0:  # two boxes
-            return text
-    return match[1].strip()
-
-
-def written_out(text: str) -> str:
-    """The text with numbers such as ``5.2 million`` as digits."""
-    return _MULTIPLE.sub(_digits, text) if len(text) <= MAX_CHARS else text
-
-
-def _digits(match: re.Match[str]) -> str:
-    zeros = _ZEROS[match[3].lower()]
-    decimals = (match[2] or "").ljust(zeros, "0")
-    digits = (match[1].replace(",", "") + decimals[:zeros]).lstrip("0") or "0"
-    return digits + ("." + decimals[zeros:] if decimals[zeros:] else "")
+    first, second = [Fraction(x) for x in a], [Fraction(x) for x in b]
+    return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
 
 
 def quantity(text: str) -> Quantity | None:
-    """The number, ratio or list of numbers that a text is, with its unit; None for any other text."""
-    text = written_out(unwrap(text))
-    if not text or len(text) > MAX_CHARS or not any(c.isdigit() for c in text):
-        return None
-    if ratio := _RATIO.fullmatch(text):
-        return _ratio(ratio)
+    """The number, ratio, time or list of numbers that a text is, with its unit; None for any other text."""
+    text = clean(text)
+    return _quantity(text) if 0 < len(text) <= MAX_CHARS else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _quantity(text: str) -> Quantity | None:
+    if not any(c.isdigit() for c in text):
+        return None if (number := _word_number(text)) is None else Quantity((number,))
+    text = _MULTIPLE.sub(_written_out, text)
     if (value := _number(text)) is not None:
         return Quantity((value,))
+    if time := _TIME.fullmatch(text):
+        return _time(time)
+    if _RATIO.fullmatch(text):
+        return Quantity(tuple(_number(part.strip()) or Fraction(0) for part in text.split(":")), kind="ratio")
     return _with_unit(text) or _list(_COMMA.split(text))
+
+
+def decimal_comma(text: str) -> Quantity | None:
+    """The number of a text with a decimal comma such as ``0,5`` or ``12,75``; None for others, and for ``1,2``, a list."""
+    match = re.fullmatch(r"([-+]?0),(\d+)|([-+]?\d+),(\d\d|\d{4,})|([-+]?\d{4,}),(\d)", clean(text), re.ASCII)
+    return None if match is None else Quantity((Decimal(match[0].replace(",", ".")),))
+
+
+def _written_out(match: re.Match[str]) -> str:
+    """A number such as ``5.2 million`` as digits."""
+    zeros = _ZEROS[match[3].lower()]
+    decimals = (match[2] or "").ljust(zeros, "0")
+    digits = (re.sub("[, ]", "", match[1]) + decimals[:zeros]).lstrip("0") or "0"
+    return digits + ("." + decimals[zeros:] if decimals[zeros:] else "")
+
+
+def _word_number(text: str) -> Fraction | None:
+    """The value of ``seven`` or ``twenty-one``."""
+    tens, _, ones = text.lower().replace(" ", "-").partition("-")
+    if tens not in WORDS or (ones and (WORDS[tens] < 20 or not 0 < WORDS.get(ones, 0) < 10)):
+        return None
+    return Fraction(WORDS[tens] + WORDS.get(ones, 0))
 
 
 def _list(texts: list[str]) -> Quantity | None:
@@ -171,28 +315,28 @@ def _list(texts: list[str]) -> Quantity | None:
     return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
 
 
-def list_in_brackets(text: str) -> Quantity | None:
-    """The numbers of ``(3, 4)`` or ``[3, 4]``, which is a point or an interval: equal to the same numbers without brackets."""
-    match = re.fullmatch(r"[(\[](.+)[)\]]", unwrap(text))
-    return quantity(match[1]) if match else None
-
-
 def _with_unit(text: str) -> Quantity | None:
     sign = text[0] if text[0] in "-+" else ""
-    if (symbol := text[len(sign) : len(sign) + 1]) in "$€£":
+    if (symbol := text[len(sign) : len(sign) + 1]) in "$€£¥":
         value = _number(sign + text[len(sign) + 1 :].strip())
         return None if value is None else Quantity((value,), UNITS[symbol])
-    if (match := _UNIT.fullmatch(text)) is None:
-        return None
-    value, unit = _number(match[1].strip().removesuffix("^").strip()), _unit(match[2])
-    if value is None:  # 45^\circ
-        value = _number(re.sub(r"\s*\^?\{?$", "", match[1]).strip())
-    return None if value is None or unit is None else Quantity((value,), unit)
+    number, unit = split_unit(text)
+    value = _number(number) if unit else None
+    return None if value is None else Quantity((value,), unit)
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """The text before a unit, and the unit as ``UNITS`` names it; the text and no unit where it ends with none."""
+    if (match := _UNIT.fullmatch(text)) is None or (unit := _unit(match[2])) is None:
+        return text, ""
+    return match[1].strip(), unit
 
 
 def _unit(text: str) -> str | None:
-    text = text.strip().removesuffix(".").replace("\\circ", "°").replace("^°", "°").replace("^{°}", "°").casefold()
-    match = re.fullmatch(r"(.*?)\s*(\^\{?[23]\}?|[²³])?", text, re.DOTALL)
+    text = text.strip().removesuffix(".")
+    if len(text) == 1 and text.isupper() and text != "L":  # 5A is a code
+        return None
+    match = re.fullmatch(r"(.*?)\s*(\^\{?[23]\}?)?", text.casefold(), re.DOTALL)
     assert match is not None
     words, power = match[1].split(), _POWERS[match[2] or ""]
     named = [_POWER_WORDS[word] for word in words if word in _POWER_WORDS]
@@ -203,21 +347,33 @@ def _unit(text: str) -> str | None:
     return unit + (power or "".join(named))
 
 
-def _number(text: str) -> Fraction | None:
+def _number(text: str) -> Number | None:
     if match := _DECIMAL.fullmatch(text):
-        return Fraction(re.sub(r"[,\s]", "", match[1])) * Fraction(10) ** int(match[2] or 0)
+        digits = match[1] + re.sub("[, ]", "", match[2])
+        return Decimal(digits) if "." in digits.rstrip(".") else Fraction(digits.rstrip("."))
     if match := _FRACTION.fullmatch(text):
         sign, whole, above, below = match.groups()
     elif match := _LATEX_FRACTION.fullmatch(text):
         sign, whole, above, below = match[1], match[2], match[3] or match[4], match[5] or match[6]
     else:
-        return None
+        return _scientific(text)
     if int(below) == 0:
         return None
     value = int(whole or 0) + Fraction(int(above), int(below))
     return -value if sign == "-" else value
 
 
-def _ratio(match: re.Match[str]) -> Quantity | None:
-    first, second = Fraction(match[1]), Fraction(match[2])
-    return Quantity((first / second,)) if second else None
+def _scientific(text: str) -> Number | None:
+    """The value of ``1.6e-19``, ``1.6 x 10^{-19}`` or ``10^-19``."""
+    match = _SCIENTIFIC.fullmatch(text)
+    if match is None or (match[2] is None and "^" not in text):
+        return None
+    return Decimal(f"{match[1]}{match[2] or 1}e{match[3] or match[4] or match[5]}")
+
+
+def _time(match: re.Match[str]) -> Quantity | None:
+    hour, half = int(match[1] or match[5]), (match[4] or match[6] or "").lower()
+    if hour > 24 or (half and not 1 <= hour <= 12):
+        return None
+    parts = (Fraction(hour), Fraction(match[2] or 0), *([Fraction(match[3])] if match[3] else []))
+    return Quantity(parts, f"{half}m" if half else "", "time")

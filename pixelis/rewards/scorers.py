@@ -1,7 +1,7 @@
 """Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
 
 Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an answer that it
-cannot read is wrong, scores 0 and is counted as ``parse_fail``. Numbers, units and LaTeX wrappers are read by ``notation``.
+cannot read is wrong, scores 0 and is counted as ``parse_fail``. Every scorer compares texts after ``notation.clean``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import difflib
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,9 +20,9 @@ from rapidfuzz.distance import Indel, Levenshtein
 from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
+from pixelis.rewards import mathematics
 from pixelis.rewards.mmmu import chosen_option, mmmu_open
-from pixelis.rewards.notation import Quantity, list_in_brackets, quantity, unwrap, written_out
-from pixelis.rewards.wording import alike
+from pixelis.rewards.notation import Quantity, canonical, clean, quantity
 
 
 class Services(Protocol):
@@ -91,24 +90,11 @@ def find_scorer(name: str) -> Scorer:
 # -- text -----------------------------------------------------------------------------------------------------------
 
 
-def canonical(text: str) -> str:
-    """Text for comparison: Unicode NFC, stripped, runs of white space as one blank, case folded."""
-    return " ".join(unicodedata.normalize("NFC", text).split()).casefold()
-
-
-_FULL_STOP = re.compile(r"(?<=[^\W\d_])\.$")
-
-
-def _sentence(text: str) -> str:
-    """``canonical`` without a full stop after the last word."""
-    return _FULL_STOP.sub("", canonical(text))
-
-
 def exact(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer equals any truth after ``canonical``, but for a full stop after a word, else 0.0."""
+    """1.0 when the answer equals any truth after ``canonical``, else 0.0."""
     if answer is None:
         return 0.0
-    return float(_sentence(answer) in {_sentence(truth) for truth in truths})
+    return float(canonical(answer) in map(canonical, truths))
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
@@ -137,9 +123,9 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
     """1 - character error rate (edits / length of the truth), at least 0, best of the truths; case matters."""
     if answer is None:
         return 0.0
-    text, best = " ".join(unicodedata.normalize("NFC", answer).split()), 0.0
+    text, best = clean(answer), 0.0
     for truth in truths:
-        expected = " ".join(unicodedata.normalize("NFC", truth).split())
+        expected = clean(truth)
         edits = Levenshtein.distance(text, expected)
         best = max(best, 1.0 - edits / len(expected) if expected else float(not text))
     return best
@@ -147,12 +133,17 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
 
 # -- choices --------------------------------------------------------------------------------------------------------
 
-_OPTION = re.compile(r"^([ \t]*\(?)([A-Z])([.):][ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
+_OPTION = re.compile(r"^([ \t]*(?:\*\*)?[(（]?)([A-Z])((?:\*\*)?[.):：．）、][ \t]*(?:\*\*)?[ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_LEADING = re.compile(r"[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)")
-_INSIDE = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z])([A-Z])(?:\.(?=\s|$)|$)")
-_DENIED = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s*$", re.IGNORECASE)
+_ASIDE = re.compile(r"(?:.*\banswer\b|options?\b|choices?\b)(?:\s+(?:is|are)\b)?\s*:?\s*(?=\S)", re.IGNORECASE | re.DOTALL)
+_SIGN = r"(?:option |choice )?(?:[(\[]([A-Z])[)\]]|([A-Z])(?![A-Za-z0-9']))"
+_SINGLE = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
+_SEVERAL = re.compile(rf"{_SIGN}(?:(?: ?[,;&] ?(?:and )?| and | )?{_SIGN})+|[A-Z]{{2,}}")
+_LEADING = re.compile(r"[(\[]?([A-Za-z])(?:[)\]][.:,]?|[.:](?=\s|$)|,|\s-\s)\s*(.*)", re.DOTALL)
+_FURTHER = re.compile(rf"(?:or|and|[,;/&])?\s*{_SIGN}\s*(?:$|[.,;:)\]/&]|or\b|and\b)")
+_NAMED = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z0-9'])([A-Z])(?=\s*(?:$|[/&]|[.,;:)\]](?![A-Za-z])|(?:or|and|because)\b))")
+_DENIED = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s*(?:option|choice)?\s*$", re.IGNORECASE)
+_BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", re.IGNORECASE)
 
 
 def option_lines(text: str) -> list[re.Match[str]]:
@@ -167,29 +158,51 @@ def option_lines(text: str) -> list[re.Match[str]]:
 
 
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """The choice that a text names, as an upper-case letter; None when it names none.
+    """The choice that a text names, as an upper-case letter, several in alphabetical order: ``B``, ``AC``; None for none.
 
-    Read from the last answer tag, else the last box, else the whole text: a single letter, ``(B) text``, ``[B]`` or ``B. text``,
-    in LaTeX too; else the text of an option; else the last ``(X)`` or ``X.`` that is not denied (``not A``). Letters beyond the
-    known options are ignored.
+    Read from the last answer tag or box, else from the whole text: a letter such as ``(B)`` or ``B. text``; several such as
+    ``A, C`` or ``AC``; the text of an option; else what the text names last, unless denied (``not A``). ``A or B`` names no
+    choice, neither does a letter beside the text of another option. Letters beyond the known options are ignored.
     """
-    inner = unwrap((_ANSWER.findall(text) or _BOX.findall(text) or [text])[-1])
+    inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
+    plain = [canonical(option) for option in options]
+    if canonical(inner) not in plain and (aside := _ASIDE.match(inner)):
+        inner = inner[aside.end() :]
+    if (single := _SINGLE.fullmatch(inner)) and single[1].upper() <= last:
+        return single[1].upper()
+    if canonical(inner) in plain:
+        return chr(ord("A") + plain.index(canonical(inner)))
+    if _SEVERAL.fullmatch(inner):
+        signs = re.findall(r"[A-Z]", inner)
+        return "".join(sorted(signs)) if len(set(signs)) == len(signs) and max(signs) <= last else None
+    leading = _LEADING.match(inner)
+    if leading and leading[1].upper() <= last and not _FURTHER.match(leading[2]):
+        rest, first = canonical(leading[2]), ord(leading[1].upper()) - ord("A")
+        return None if rest in plain and plain[first : first + 1] != [rest] else leading[1].upper()
+    return _named_last(inner, last)
 
-    def valid(choice: str) -> str | None:
-        return choice.upper() if choice.upper() <= last else None
 
-    if (leading := _LEADING.match(inner)) and (first := valid(leading[1])):
-        return first
-    plain = [_sentence(option) for option in options]
-    if _sentence(inner) in plain:
-        return chr(ord("A") + plain.index(_sentence(inner)))
-    named = [valid(m[1] or m[2]) for m in _INSIDE.finditer(inner) if not _DENIED.search(inner[: m.start()])]
-    return next((choice for choice in reversed(named) if choice), None)
+def _named_last(text: str, last: str) -> str | None:
+    """The letters that a sentence names last and does not deny; None for alternatives."""
+    named: list[str] = []
+    end, undecided = 0, False
+    for match in _NAMED.finditer(text):
+        choice = (match[1] or match[2]).upper()
+        if choice > last or _DENIED.search(text[: match.start()]):
+            continue
+        joint = _BETWEEN.fullmatch(text, end, match.start()) if named else None
+        if joint is None or not (joint[1] or joint[2]):
+            named, undecided = [], False
+        elif joint[2] == "/" or (joint[1] or "").lower() == "or":
+            undecided = True
+        named.append(choice)
+        end = match.end()
+    return None if undecided or not named else "".join(sorted(set(named)))
 
 
 def mc_letter(case: Case, services: Services) -> float:
-    """1.0 when the answer names the option of a truth; a truth is the letter or the text of an option.
+    """1.0 when the answer names the option of a truth, or all of its several; a truth is letters or the text of an option.
 
     DataFailure ``truth_unparsable`` when no truth names an option.
     """
@@ -222,12 +235,13 @@ _PLAIN_UNITS = ("", "%", "$", "€", "£")
 def number(text: str) -> float | None:
     """The value of a text that is one number, with thousands commas, currency or percent sign; else None."""
     measure = quantity(text)
-    if measure is None or len(measure.values) != 1 or measure.unit not in _PLAIN_UNITS:
-        return None
-    return _finite(measure)
+    return _finite(measure) if measure is not None and measure.unit in _PLAIN_UNITS else None
 
 
 def _finite(measure: Quantity) -> float | None:
+    """The value of a single number; None for lists, times and ratios."""
+    if measure.kind != "number" or len(measure.values) != 1:
+        return None
     try:
         value = float(measure.values[0])
     except OverflowError:
@@ -251,11 +265,7 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
     answer_quantity = quantity(answer)
     for truth in truths:
         truth_quantity = quantity(truth)
-        if (
-            answer_quantity is None
-            or truth_quantity is None
-            or not len(answer_quantity.values) == len(truth_quantity.values) == 1
-        ):
+        if answer_quantity is None or truth_quantity is None:
             continue
         value, expected = _finite(answer_quantity), _finite(truth_quantity)
         if value is None or expected is None or _units_differ(answer_quantity, truth_quantity):
@@ -368,36 +378,24 @@ def iou(case: Case, services: Services) -> float:
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth as text, as a quantity or as mathematics (math-verify in a worker process).
+    """1.0 when the answer equals a truth by ``mathematics.equal``, as text, quantity, collection or formula.
 
-    Quantities are equal in the same unit; a missing unit fits any. Where only the numbers of texts are compared, the words beside
-    them must be ``alike``.
+    DataFailure when no truth can be compared.
     """
     if case.answer is None or not case.answer.strip():
         return 0.0
-    if exact(case.answer, case.truths) or exact(unwrap(case.answer), [unwrap(truth) for truth in case.truths]):
-        return 1.0
-    answer_quantity, formulas = quantity(case.answer), []
+    failures = []
     for truth in case.truths:
-        own, true = answer_quantity, quantity(truth)
-        if own is not None and true is not None:  # lists without brackets are sets, as to math-verify
-            own, true = own.in_order(), true.in_order()
-        elif true is not None and len(true.values) > 1:
-            own = own or list_in_brackets(case.answer)
-        elif own is not None and len(own.values) > 1:
-            true = true or list_in_brackets(truth)
-        if own is not None and true is not None:
-            if own.equals(true):
+        try:
+            if mathematics.equal(case.answer, truth, lambda a, b: services.math(a, [b]) > 0):
                 return 1.0
-        elif alike(written_out(case.answer), written_out(truth)):
-            formulas.append(written_out(truth) if true is None else _formula(true))
-    answer = written_out(case.answer) if answer_quantity is None else _formula(answer_quantity)
-    return services.math(answer, formulas) if formulas else 0.0
-
-
-def _formula(value: Quantity) -> str:
-    """The numbers of a quantity as math-verify reads them: of a list without delimiters it reads the last one."""
-    return "$" + ", ".join(str(number) for number in value.values) + "$"
+        except DataFailure as failure:
+            failures.append(failure)
+    if failures and len(failures) == len(case.truths):
+        raise failures[0]
+    if any(map(mathematics.readable, case.truths)) and not mathematics.readable(case.answer):
+        services.note("parse_fail")
+    return 0.0
 
 
 def pixel_reasoner(case: Case, services: Services) -> float:
@@ -415,7 +413,7 @@ def pixel_reasoner(case: Case, services: Services) -> float:
 
 def _words(text: str) -> str:
     """Canonical words between blanks, so that a piece is found as whole words only."""
-    return " " + " ".join(re.findall(r"[^\s,;]+", canonical(unwrap(text)).rstrip("."))) + " "
+    return " " + " ".join(re.findall(r"[^\s,;]+", canonical(text))) + " "
 
 
 MAX_JUDGED_CHARS = 1000
@@ -426,7 +424,7 @@ def judged(case: Case, services: Services) -> float:
     """1.0 for equal text or the same option; for other text the verdict of a language model."""
     if case.answer is None or not case.answer.strip() or len(case.answer) >= MAX_JUDGED_CHARS:
         return 0.0
-    if exact(unwrap(case.answer), [unwrap(truth) for truth in case.truths]):
+    if exact(case.answer, case.truths):
         return 1.0
     if case.options and (chosen := letter(case.answer, case.options)):
         letters = {letter(truth, case.options) for truth in case.truths} - {None}

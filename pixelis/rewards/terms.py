@@ -176,7 +176,7 @@ class Context:
     @cached_property
     def answers(self) -> dict[str, str | None]:
         """The answer by trajectory, as ``rewards.extractor`` reads it."""
-        return answers_of(self.valid, self.settings, self.services)
+        return answers_of([self.group.model_copy(update={"trajectories": self.valid})], self.settings, self.services)
 
     def too_long(self, trajectory: Trajectory) -> bool:
         """True for an answer of ``rewards.max_answer_chars`` or more."""

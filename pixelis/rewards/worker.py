@@ -14,7 +14,6 @@ import inspect
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import struct
@@ -81,63 +80,30 @@ def _exit_with(parent: int) -> None:
 
 
 def _warm_math(request: dict[str, Any]) -> bool:
-    import math_verify
+    from pixelis.rewards import formulas
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return bool(math_verify.verify(_formula("$\\frac{1}{2}$"), _formula("0.5"), timeout_seconds=None))
-
-
-_COMMAND = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
-"""What makes a text a formula, whatever words it has."""
-
-
-def _formula(text: str) -> list[Any]:
-    """The text as math-verify parses it; text without LaTeX delimiters as a bare formula or as prose with a number."""
-    from math_verify import parse
-
-    text = text.replace("\u2212", "-")
-    texts = [text]
-    if not any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")):
-        letters = _COMMAND.sub(" ", text)
-        bare = (letters != text or re.search(r"[A-Za-z(\[{!×÷·±√π∞^]", letters)) and not re.search(r"[A-Za-z]{3}", letters)
-        texts = [f"${text}$", text] if bare else [text, f"${text}$"]
-    return next((parsed for t in texts if (parsed := parse(t, parsing_timeout=None, raise_on_error=True))), [])
-
-
-def _read(text: str) -> list[Any]:
-    """The formula of a text; empty when math-verify cannot parse it."""
-    try:
-        return _formula(text)
-    except MemoryError:
-        raise
-    except Exception:
-        return []
+    return formulas.equal(r"\sqrt{4}+x", "2+x")
 
 
 def _math(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth by math-verify, in either direction, because its comparison is not symmetric.
+    """1.0 when the answer equals a truth. Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``."""
+    from pixelis.rewards import formulas
 
-    Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``.
-    """
-    from math_verify import verify
-
-    truths = [formula for truth in request["truths"] if (formula := _read(truth))]
+    truths = [truth for truth in request["truths"] if _readable(formulas, truth)]
     if not truths:
         raise Refused("truth_unparsable")
-    answer = _read(request["answer"])
-    if not answer:
+    if not _readable(formulas, request["answer"]):
         raise Refused("answer_unparsable")
-    failure = None
-    for truth in truths:
-        for gold, target in ((truth, answer), (answer, truth)):
-            try:
-                if verify(gold, target, timeout_seconds=None, raise_on_error=True):
-                    return 1.0
-            except Exception as error:
-                failure = error
-    if failure is not None:
-        raise failure
-    return 0.0
+    return float(any(formulas.equal(truth, request["answer"]) for truth in truths))
+
+
+def _readable(formulas: Any, text: str) -> bool:
+    try:
+        formulas.parse(text)
+    except formulas.Unreadable:
+        return False
+    return True
 
 
 @functools.cache

@@ -164,7 +164,8 @@ def test_count():
     services, scorer = RecordingServices(), SCORERS["count"]
     assert [scorer(Case(a, ("7",)), services) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     assert services.statuses == []
-    assert scorer(Case("seven", ("7",)), services) == 0.0
+    assert scorer(Case("seven", ("7",)), services) == 1.0
+    assert scorer(Case("many", ("7",)), services) == 0.0
     assert services.statuses == ["parse_fail"]
     with pytest.raises(DataFailure):
         scorer(Case("7", ("many",)), services)
@@ -266,7 +267,9 @@ def test_math_is_called_only_for_different_text():
     assert SCORERS["math"](Case("0.5", ("1/2",)), services) == 1.0  # quantities need no process
     assert SCORERS["math"](Case("4", ("1/2", "3")), services) == 0.0
     assert services.calls == []
-    assert SCORERS["math"](Case("x", ("1/2",)), services) == 1.0
+    assert SCORERS["math"](Case("x", ("1/2",)), services) == 0.0  # text and a number need none either
+    assert services.calls == []
+    assert SCORERS["math"](Case("x+1", ("1+x",)), services) == 1.0
     assert services.calls == ["math"]
 
 
@@ -284,10 +287,10 @@ def test_the_judge_is_called_only_after_the_rules():
 
 def test_math_with_a_judge_behind():
     services = RecordingServices(verdict=1.0)
-    assert SCORERS["math_judge"](Case("x", ("y",)), services) == 1.0
+    assert SCORERS["math_judge"](Case("x+1", ("y+1",)), services) == 1.0
     assert services.calls == ["math"]
     services = RecordingServices(verdict=-1.0)
-    assert SCORERS["math_judge"](Case("x", ("y",)), services) == 0.0
+    assert SCORERS["math_judge"](Case("x+1", ("y+1",)), services) == 0.0
     assert (services.calls, services.statuses) == (["math", "judge"], ["math_timeout"])
 
 

@@ -218,7 +218,7 @@ def test_what_is_not_offered_cannot_be_called() -> None:
         ("pixel_reasoner", "\\boxed{7} I think", "7", False),
         ("pixel_reasoner", "\\boxed{7", None, False),
         ("pixel_reasoner", "<think>\\boxed{1}?</think>It is \\boxed{7}", "7", True),
-        ("pixel_reasoner", "<answer>7</answer>", None, False),
+        ("pixel_reasoner", "<answer>7</answer>", "7", False),  # its code counts the tags
     ],
 )
 def test_answers_and_order(dialect: str, text: str, answer: str | None, fine: bool) -> None:

@@ -62,7 +62,7 @@ ANSWERS = [
     ("math",           "50",                    "50%",                    1,    1, "percent without its sign"),
     ("math",           "0.5",                   "50%",                    1,    1, "percent as a fraction"),
     ("math",           r"\frac{1}{0}",          "7",                      0,    0, "an answer without a value is wrong"),
-    ("math",           "７",                     "7",                      0,    0, "full-width digits are wrong, not unscored"),
+    ("math",           "７",                     "7",                      0,    1, "full-width digits are digits"),
     ("math",           "9" * 5000,              "7",                      0,    0, "a number beyond the parser is wrong"),
     ("math",           "The answer is 7.",      "7",                      1,    1, "a number in prose"),
     ("exact",          "7 apples",              "7",                      0,    0, "counts are exact inside the tags"),
@@ -97,7 +97,7 @@ def test_answers(services, scorer, answer, truth, upstream, ours, reason):
     assert upstream in (0, 1)
 
 
-BAD_ANSWERS = [r"\frac{1}{0}", "７", "9" * 5000]
+BAD_ANSWERS = [r"\frac{1}{0}", r"x+\frac{1}{", "9" * 5000]
 
 
 def test_an_answer_that_cannot_be_parsed_is_wrong_and_counted(services):
@@ -110,7 +110,7 @@ def test_an_answer_that_cannot_be_parsed_is_wrong_and_counted(services):
 
 
 def test_a_broken_truth_is_unscored(services):
-    scored = score_group(group(episode("x"), answers=["７"], scorer="math"), RewardsConfig(), services=services)
+    scored = score_group(group(episode("x+1"), answers=[r"x+\frac{1}{"], scorer="math"), RewardsConfig(), services=services)
     assert [(t.reward, t.unscored) for t in scored.trajectories] == [(None, "truth_unparsable")]
 
 

@@ -16,6 +16,7 @@ from test_rewards import episode, group
 from pixelis.config import MathScorerConfig, RewardsConfig
 from pixelis.errors import BadConfig, DataFailure, InfraFailure
 from pixelis.records import Question, StopReason, Turn
+from pixelis.rewards.scorers import Case, math_equal
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import reward_metrics, score_group
 from pixelis.rewards.worker_pool import WorkerPool
@@ -86,8 +87,8 @@ def own(monkeypatch):
     ],
 )
 def test_formulas(services, answer, truth, score):
-    assert services.math(answer, [truth]) == score
-    assert services.math(answer, ["17", truth]) == score
+    assert math_equal(Case(answer, (truth,)), services) == score
+    assert math_equal(Case(answer, ("17", truth)), services) == score
 
 
 @pytest.mark.slow
@@ -115,7 +116,9 @@ def test_a_truth_that_cannot_be_compared_leaves_every_answer_unscored(hasty):
         group(episode("x + 1"), answers=[ENDLESS], scorer="math"), RewardsConfig(), services=hasty
     ).trajectories
     assert (endless.reward, endless.unscored in ("timeout", "out_of_memory")) == (None, True)
-    (broken,) = score_group(group(episode("x + 1"), answers=["７"], scorer="math"), RewardsConfig(), services=hasty).trajectories
+    (broken,) = score_group(
+        group(episode("x + 1"), answers=[r"x+\frac{1}{"], scorer="math"), RewardsConfig(), services=hasty
+    ).trajectories
     assert (broken.reward, broken.unscored) == (None, "truth_unparsable")
 
 

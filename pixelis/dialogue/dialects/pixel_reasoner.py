@@ -154,7 +154,8 @@ class PixelReasoner(Dialect):
         return [Tag("\\boxed{"), answer, Tag("}")]
 
     def _answers(self, body: str) -> list[str]:
-        return [body[start:end] for start, end in boxed(body)]
+        """The boxes, else the answer tags, which Pixel-Reasoner's code accepts too."""
+        return [body[start:end] for start, end in boxed(body)] or super()._answers(body)
 
     def _split(self, text: str) -> tuple[str | None, str]:
         """The thought is the text before the call or the first box, or in think tags if there are any."""

@@ -1,0 +1,325 @@
+r"""Whether two short texts are the same mathematics: numbers, times, ratios, lists, sets, intervals, equations and formulas.
+
+Each text is read as a whole. What is read in no way is compared as text; a part never stands for the whole. Formulas, the
+leaves of the comparison, are compared by a function of two LaTeX texts, which runs math-verify in a worker process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from pixelis.rewards.notation import MAX_CHARS, UNITS, Quantity, clean, decimal_comma, quantity, split_unit
+
+MAX_FORMULA_CHARS = 2000
+"""Longer formulas are compared as text."""
+MAX_ITEMS = 50
+"""Longer lists are compared as text."""
+Formulas = Callable[[str, str], bool]
+
+_OPENING, _CLOSING = "([{", ")]}"
+_SEPARATORS = re.compile(r" ?; ?| ?,? (?:and|or)\b ?|(?<=[\d)}\]]) ?(?:and|or) ?(?=[\d({\[\\])| ?, ?|  +")
+_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_RELATION = re.compile(r"\\(?:leq?|geq?|neq?|lt|gt|in|approx)(?![a-z])|[<>]=?|!=|≤|≥|≠|∈|≈")
+_MARK = re.compile(r"[^\w\s.'\"?]|[\d_π]")
+"""What makes a text more than words: text is no algebra."""
+_SOLUTIONS = re.compile(rf"{_RELATION.pattern}|\\pm|±")
+"""Marks of a formula that stands for several values or an interval."""
+_EQUALS = re.compile(r"(?<![<>!=])=+|\\in(?![a-z])|∈")
+_APPROXIMATES = re.compile(r"\\approx(?![a-z])|≈")
+_NAME = re.compile(r"[A-Za-zα-ωΑ-Ω\\'|:/, (){}∠△]+(?:_(?:\w|\{\w+\})[A-Za-z\\'|:/, (){}]*)*")
+_SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
+
+
+def equal(a: str, b: str, formulas: Formulas) -> bool:
+    """True if two texts are the same answer to a question of mathematics. Symmetric, if ``formulas`` is.
+
+    ``formulas`` compares two LaTeX formulas and may raise what it likes.
+    """
+    a, b = _core(a), _core(b)
+    if a.casefold() == b.casefold():
+        return bool(a)
+    first, second = quantity(a), quantity(b)
+    if first is not None and second is not None:
+        return first.in_order().equals(second.in_order()) or _with_comma(a, b, first, second)
+    if not (_MARK.search(a) or _MARK.search(b)):
+        return False
+    if _SPAN.fullmatch(a) and _SPAN.fullmatch(b):  # dates and ranges, not differences
+        return first is None and second is None and re.sub(" ", "", a) == re.sub(" ", "", b)
+    (name, sides), (other_name, other_sides) = _sides(a), _sides(b)
+    if (name or other_name) and (name or not _EQUALS.search(a)) and (other_name or not _EQUALS.search(b)):
+        return _same_name(name, other_name) and all(equal(x, y, formulas) for x in sides for y in other_sides)
+    if (words := _same_words(a, b)) is not None:
+        return words
+    (kind, items), (other_kind, others) = _items(a), _items(b)
+    one_formula = (len(items) > 1) != (len(others) > 1) and _SOLUTIONS.search(b if len(items) > 1 else a)
+    if (len(items) > 1 or len(others) > 1) and not one_formula:
+        return _same_collection(kind, items, other_kind, others, formulas)
+    (a, unit), (b, other_unit) = _formula(a), _formula(b)
+    return bool(a and b) and (not unit or not other_unit or unit == other_unit) and formulas(a, b)
+
+
+def _core(text: str) -> str:
+    """The clean text without words such as ``The answer is`` before it and ``is the solution`` behind it."""
+    text = clean(text)
+    if " " in text:
+        text = clean(_TRAILING.sub("", _LEADING.sub("", text))) or text
+        if (statement := _STATEMENT.match(text)) and not _OPERATIVE.search(statement[0].casefold()):
+            text = clean(text[statement.end() :])
+    text = re.sub(r"^(?:minus|negative) (?=[\d\\])", "-", text)
+    return text[1:-1] if re.fullmatch(r"\([A-Za-z]\)", text) else text
+
+
+def readable(text: str) -> bool:
+    """Whether a text is a quantity, a list or a formula rather than words."""
+    text = _core(text)
+    return quantity(text) is not None or len(_items(text)[1]) > 1 or any(_sides(text)[0]) or bool(_formula(text)[0])
+
+
+# -- equations --------------------------------------------------------------------------------------------------------
+
+
+def _sides(text: str) -> tuple[str, list[str]]:
+    """The name on the left of ``x = 2 + 3 = 5`` and what stands on its right; no name and the text where there is none.
+
+    A value before ``≈`` counts, not its approximation.
+    """
+    exact, *_ = _APPROXIMATES.split(text, maxsplit=1)
+    text = _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
+    name, *sides = _EQUALS.split(text)
+    name = name.strip()
+    if not sides or not all(side.strip() for side in sides) or len(name) > 60 or not _NAME.fullmatch(name):
+        return "", [text]
+    if any(_EQUALS.search(item) for item in _split(text)[1:]):  # x = 2, y = 3
+        return "", [text]
+    return name, [side.strip() for side in sides]
+
+
+def _same_name(a: str, b: str) -> bool:
+    """Whether the names of two equations are the same; any name fits a text without one, functions may name other arguments."""
+    return not a or not b or re.sub(r"[ {}]|\([^()]*\)$", "", a) == re.sub(r"[ {}]|\([^()]*\)$", "", b)
+
+
+# -- collections ------------------------------------------------------------------------------------------------------
+
+
+def _items(text: str) -> tuple[str, list[str]]:
+    """The brackets around a text, such as ``[)``, and its items; no brackets and the text for what is no collection."""
+    inner = text.replace("\\{", "{").replace("\\}", "}")
+    kind = ""
+    if len(inner) > 2 and inner[0] in _OPENING and inner[-1] in _CLOSING and _closes_at(inner) == len(inner) - 1:
+        kind, inner = inner[0] + inner[-1], inner[1:-1].strip()
+        if kind == "{}" and not text.startswith("\\"):
+            kind = ""  # a group of LaTeX
+    items = _split(inner)
+    if len(items) > MAX_ITEMS or not all(items) or kind not in ("", "{}", "()", "[]", "[)", "(]"):
+        return "", [text]
+    return (kind, items) if len(items) > 1 or kind == "{}" else ("", [text])
+
+
+def _closes_at(text: str) -> int:
+    """Where the bracket closes that opens the text; brackets of other shapes match, as those of intervals do."""
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth == 0:
+            return i
+    return -1
+
+
+def _split(text: str) -> list[str]:
+    """The items between separators outside brackets; commas in ``10,000`` separate nothing where blanks follow the others."""
+    spaced, depths, depth = bool(re.search(r"[,;] ", text)), [], 0
+    for character in text:
+        depth -= character in _CLOSING
+        depths.append(depth)
+        depth += character in _OPENING
+    if depth:
+        return [text]
+    outside = [match for match in _SEPARATORS.finditer(text) if not depths[match.start()]]
+    strong = [match for match in outside if ";" in match[0]]  # 1, 2; 3, 4
+    items, start = [], 0
+    for match in strong or outside:
+        if spaced and _GROUP.match(text, match.start()):
+            continue
+        items.append(text[start : match.start()])
+        start = match.end()
+    return [item.strip() for item in [*items, text[start:]]]
+
+
+def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas) -> bool:
+    """Sets and bare lists of numbers are equal in any order, all else in order; a bare list is also a set, point or list."""
+    if len(a) != len(b) and "{}" not in (kind, other_kind):
+        return False
+    if kind != other_kind and {kind, other_kind} - {"", "{}", "()", "[]"}:
+        return False
+    if {kind, other_kind} == {"()", "[]"} and len(a) == 2:  # an open and a closed interval
+        return False
+    if "{}" in (kind, other_kind) and {kind, other_kind} - {"", "{}"}:
+        return False
+    units = [{split_unit(item)[1] for item in items} for items in (a, b)]
+    if max(map(len, units)) > 1 and units[0] != units[1] and not all(len(u - {""}) <= 1 for u in units):
+        return False  # 5 feet, 6 inches
+    names = [[_sides(item)[0] for item in items] for items in (a, b)]
+    named = [len(set(row)) == len(row) > 1 and all(row) for row in names]
+    ordered = kind in ("()", "[]", "[)", "(]") or other_kind in ("()", "[]", "[)", "(]") or named[0] != named[1]
+    if ordered or not (kind or other_kind or all(map(readable, a))):
+        return all(equal(x, y, formulas) for x, y in zip(a, b, strict=True))
+    if kind == other_kind == "{}":
+        return all(any(equal(x, y, formulas) for y in b) for x in a) and all(any(equal(x, y, formulas) for x in a) for y in b)
+    left = list(b)
+    for item in a:
+        match = next((other for other in left if equal(item, other, formulas)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return not left
+
+
+def _with_comma(a: str, b: str, first: Quantity, second: Quantity) -> bool:
+    """Whether one text has a decimal comma and equals the single number that the other is."""
+    values = [decimal_comma(text) if len(own.values) == 2 else own for text, own in ((a, first), (b, second))]
+    return None not in values and len(first.values) != len(second.values) and values[0].equals(values[1])  # type: ignore[union-attr,arg-type]
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"[-+]?(?<![\w.])\d[\d,]*(?:\.\d+)?(?: ?/ ?\d+)?(?![a-z])|[^\W\d_]+(?:'[a-z]+)?(?!\w)|\w+|°|%|[$€£¥]", re.IGNORECASE
+)
+_FORMULA_MARK = re.compile(r"[\\^_=*<>|√π∞×÷·±{}∪∩∈≤≥≠]|(?<=[\d)])!")
+_FILLER = re.compile(
+    r"a|about|an|and|answer|approx|approximately|are|around|because|correct|equals|final|find|get|gives|hence|i|is|it|it's|its|of|our|out"
+    r"|result|roughly|see|so|solution|that|the|there|therefore|this|thus|total|value|was|we|were|which"
+)
+"""Words that say nothing of what the number counts."""
+_OPERATIVE = re.compile(
+    r"\b(?:at|below|above|under|over|between|cubed|divided|double|dozen|each|either|except|exceeds|excluding|from|half|hundred|least|less"
+    r"|fewer|greater|minus|more|most|negative|neither|never|no|none|nor|not|or|other|per|plus|quarter|root|squared|than|thirds?|times"
+    r"|triple|twice|unless|until|up|wrong|without|(?:square|cube|power) of)\b|n't\b"
+)
+"""Words that make another number of the one beside them."""
+_MONTH = re.compile("january|february|march|april|may|june|july|august|september|october|november|december")
+_DAY = re.compile("monday|tuesday|wednesday|thursday|friday|saturday|sunday")
+_LONG = {name[:3]: name for name in f"{_MONTH.pattern}|{_DAY.pattern}".split("|")} | {
+    "n": "north",
+    "s": "south",
+    "e": "east",
+    "w": "west",
+}
+
+
+def _same_words(a: str, b: str) -> bool | None:
+    """Whether two texts say the same of the same numbers; None where a text is a formula or has no word.
+
+    Without a number, words are text. One number beside words equals the same number beside none of them, or all; ``at least 7``
+    and ``not 7`` only themselves. Several numbers must stand beside the same words in order, dates in any.
+    """
+    if not any(map(_has_word, (a, b))) or any(map(_FORMULA_MARK.search, (a, b))):
+        return None
+    tokens = [_tokens(text) for text in (a, b)]
+    numbers = [[token for token in row if isinstance(token, Quantity)] for row in tokens]
+    words = [[token for token in row if isinstance(token, str)] for row in tokens]
+    if not all(numbers):
+        return False
+    if not all(x.equals(y) for x, y in zip(*numbers, strict=False)) and not _dates(words):
+        return False
+    if len(numbers[0]) == len(numbers[1]) == 1 and not any(_OPERATIVE.search(text.casefold()) for text in (a, b)):
+        return set(words[0]) <= set(words[1]) or set(words[1]) <= set(words[0])
+    if _dates(words):
+        return sorted(map(str, tokens[0])) == sorted(map(str, tokens[1]))
+    return len(tokens[0]) == len(tokens[1]) and all(
+        x.equals(y) if isinstance(x, Quantity) and isinstance(y, Quantity) else x == y for x, y in zip(*tokens, strict=True)
+    )
+
+
+def _dates(words: Sequence[Sequence[str]]) -> bool:
+    return all(any(map(_MONTH.fullmatch, row)) for row in words)
+
+
+def _has_word(text: str) -> bool:
+    return any(word.lower() not in _NO_WORDS for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)) or "°" in text
+
+
+def _tokens(text: str) -> list[Quantity | str]:
+    """Numbers, and the words beside them in one spelling; units are words."""
+    tokens: list[Quantity | str] = []
+    for match in _TOKEN.finditer(text):
+        word = match[0].strip(",")
+        if (value := quantity(word)) is not None:
+            tokens.append(value)
+        elif not _FILLER.fullmatch(word := word.casefold()):
+            word = UNITS.get(word) or _LONG.get(word, word)
+            tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", word))
+    return tokens
+
+
+# -- formulas ---------------------------------------------------------------------------------------------------------
+
+_FUNCTION = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp|theta|alpha|beta"
+_INFINITY = "infinity|inf|oo"
+_FUNCTIONS = frozenset(f"{_FUNCTION}|{_INFINITY}".split("|"))
+_NO_WORDS = _FUNCTIONS | {"and", "or"}
+_CHARACTERS = {
+    "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3] ",
+    "∞": r"\infty ", "∅": r"\emptyset ", "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+    "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "μ": r"\mu ",
+    "φ": r"\phi ", "ω": r"\omega ", "°": r"^{\circ}", "<=": r"\leq ", ">=": r"\geq ", "!=": r"\neq ", "**": "^",
+}  # fmt: skip
+_REPLACED = re.compile("|".join(map(re.escape, sorted(_CHARACTERS, key=len, reverse=True))))
+_FORMULA = re.compile(r"[\w\s\\^+\-*/<>=!|.,;:&'%(){}\[\]]*", re.ASCII)
+_SEQUENCE = re.compile(
+    r"[A-Za-z]+(?: ?([-=]*>|-|/|<|\\to|\\rightarrow) ?[A-Za-z]+)(?: ?\1 ?[A-Za-z]+)+|[A-Za-z]+ ?[-=]+> ?[A-Za-z]+"
+)
+"""An order such as ``A-C-B``, which subtraction would not keep."""
+_LONGER_FILLER = "|".join(word for word in _FILLER.pattern.split("|") if len(word) > 1)
+_LEADING = re.compile(rf"^(?:(?:{_LONGER_FILLER})\b[\s,:]*)+", re.IGNORECASE)
+_TRAILING = re.compile(rf"(?:[\s,.]+(?:{_LONGER_FILLER})\b)+$", re.IGNORECASE)
+_STATEMENT = re.compile(r"[A-Za-z' ,]*[A-Za-z]{2,}(?: (?:is|are|equals?)|:)[: ]+(?=[^A-Za-z]|[A-Za-z]\b)")
+_MIXED = re.compile(r"(?<![\d.}^_])(\d+) ?\\[dtc]?frac ?\{(\d+)\} ?\{(\d+)\}")
+
+
+def _formula(text: str) -> tuple[str, str]:
+    """A text as LaTeX that math-verify can parse as a whole, and its unit; an empty one for what is text."""
+    if not text or len(text) > MAX_FORMULA_CHARS or _SEQUENCE.fullmatch(text):
+        return "", ""
+    rest, unit = split_unit(text) if len(text) <= MAX_CHARS else (text, "")
+    if unit and (unit == "°" or not re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", rest)):
+        text = rest
+    else:
+        unit = ""
+    if (number := quantity(text)) is not None and number.kind == "number" and len(number.values) == 1 and not number.unit:
+        return str(number.values[0]), unit
+    text = _REPLACED.sub(lambda match: _CHARACTERS[match[0]], text)
+    words = re.findall(r"(?<![\\A-Za-z_])[A-Za-z]{2,}", re.sub(r"\\(?:begin|end) ?\{[a-z]*\}(?: ?\{[a-z|]*\})?", "", text))
+    operator = re.search(r"[\\^_+*/=<>|!]|(?<=\S) ?-|^-", text) or _FUNCTIONS & set(words)
+    if any(word not in _FUNCTIONS and (len(word) > 3 or not operator) for word in words):
+        return "", ""
+    if not operator and not re.fullmatch(r"\d+(?:\.\d+)? ?[A-Za-z]|\(.*\)", text):
+        return "", ""
+    if not _FORMULA.fullmatch(text) or re.search(r"(?<![\d_])\d+ \d", text):
+        return "", ""
+    return _latex(text), unit
+
+
+def _latex(text: str) -> str:
+    """The formula with functions, roots and powers as LaTeX writes them."""
+    text = re.sub(rf"(?<![\\A-Za-z])({_FUNCTION})(?![A-Za-z])", r"\\\1", text)
+    text = re.sub(rf"(?<![\\A-Za-z])(?:{_INFINITY})(?![A-Za-z])", r"\\infty", text)
+    text = re.sub(r"\\sqrt ?(\[\d+\])? ?(\d+(?:\.\d+)?|[A-Za-z])(?![A-Za-z])", r"\\sqrt\1{\2}", text)
+    text = re.sub(r"\^ ?(-? ?\d+(?:\.\d+)?)", r"^{\1}", text)
+    for opening in ("\\sqrt", "^"):
+        text = _braced(text, opening)
+    return _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
+
+
+def _braced(text: str, command: str) -> str:
+    r"""``\sqrt{...}`` for ``\sqrt(...)``."""
+    start = 0
+    while (place := text.find(command, start)) >= 0:
+        start = place + len(command)
+        index = re.compile(r" ?(?:\[\d+\])? ?").match(text, start)
+        opened = index.end() if index else start
+        if text[opened : opened + 1] == "(" and (length := _closes_at(text[opened:])) > 0:
+            text = f"{text[:opened]}{{{text[opened + 1 : opened + length]}}}{text[opened + length + 1 :]}"
+    return text
