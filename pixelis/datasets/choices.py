@@ -39,10 +39,10 @@ def shuffle_options(question: Question, seed: int) -> Question:
     texts = [line[4] for line in lines]
 
     def moved(answer: str) -> str:
-        if (named := _NAMED.match(answer)) and named[2].upper() in letters:
+        signs = letter(answer, texts) if question.scorer == "mc_letter" else None
+        if (named := _NAMED.match(answer)) and named[2].upper() in letters and len(signs or "A") == 1:
             return named[1] + letters[named[2].upper()] + answer[named.end() :]
-        by_letter = letter(answer, texts) if question.scorer == "mc_letter" else None
-        return letters[by_letter] if by_letter else answer
+        return "".join(sorted(letters[sign] for sign in signs)) if signs else answer
 
     answers = [moved(answer) for answer in question.answers or []]
     meta = {**question.meta, "option_order": order}

@@ -9,12 +9,11 @@ from pixelis.config import RewardsConfig
 from pixelis.dialogue.dialects.base import BOXED
 from pixelis.errors import DataFailure
 from pixelis.records import Group, StopReason, Trajectory
-from pixelis.rewards.notation import canonical, clean, quantity
+from pixelis.rewards.notation import canonical, clean, quantity, stated
 from pixelis.rewards.scorers import case_of, letter
 from pixelis.rewards.services import Services
 
 _TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_STATED = re.compile(r"\banswer\b\s*(?:is|:|=)\s*(?::\s*)?(.+?)(?=\.(?:\s|$)|$|\n)", re.IGNORECASE)
 MAX_OTHER_WORDS = 3
 """Words that may stand beside the answer in an untagged last line."""
 MAX_LINE_CHARS = 300
@@ -59,8 +58,8 @@ def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
         return None
     if BOXED.search(body):
         return clean(body) or None
-    if stated := _STATED.findall(body):
-        return clean(stated[-1]) or None
+    if (answer := stated(body)) is not None:
+        return clean(answer) or None
     return _last_line(body.rstrip().rpartition("\n")[2], options)
 
 

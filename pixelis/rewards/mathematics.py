@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from pixelis.rewards.notation import MAX_CHARS, UNITS, Quantity, clean, decimal_comma, quantity, split_unit
+from pixelis.rewards.notation import MAX_CHARS, UNITS, Quantity, clean, decimal_comma, quantity, split_unit, stated
 
 MAX_FORMULA_CHARS = 2000
 """Longer formulas are compared as text."""
@@ -63,6 +63,7 @@ def _core(text: str) -> str:
     """The clean text without words such as ``The answer is`` before it and ``is the solution`` behind it."""
     text = clean(text)
     if " " in text:
+        text = clean(stated(text) or text)
         text = clean(_TRAILING.sub("", _LEADING.sub("", text))) or text
         if (statement := _STATEMENT.match(text)) and not _OPERATIVE.search(statement[0].casefold()):
             text = clean(text[statement.end() :])
@@ -149,31 +150,32 @@ def _split(text: str) -> list[str]:
 
 def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas) -> bool:
     """Sets and bare lists of numbers are equal in any order, all else in order; a bare list is also a set, point or list."""
-    if len(a) != len(b) and "{}" not in (kind, other_kind):
+
+    def contained(items: Sequence[str], others: Sequence[str]) -> bool:
+        return all(any(equal(x, y, formulas) for y in others) for x in items)
+
+    kinds = {kind, other_kind}
+    if len(kinds - {""}) > 1 and (kinds != {"()", "[]"} or len(a) == 2):  # two brackets of each kind are intervals
         return False
-    if kind != other_kind and {kind, other_kind} - {"", "{}", "()", "[]"}:
+    if "" in kinds and kinds & {"[)", "(]"}:
         return False
-    if {kind, other_kind} == {"()", "[]"} and len(a) == 2:  # an open and a closed interval
+    if kinds == {"{}"} or (kinds <= {"", "{}"} and all(item[0] in "([" for item in [*a, *b])):
+        return contained(a, b) and contained(b, a)
+    units = [{split_unit(item)[1] for item in items} - {""} for items in (a, b)]
+    if len(a) != len(b) or (max(map(len, units)) > 1 and units[0] != units[1]):  # 5 feet, 6 inches
         return False
-    if "{}" in (kind, other_kind) and {kind, other_kind} - {"", "{}"}:
-        return False
-    units = [{split_unit(item)[1] for item in items} for items in (a, b)]
-    if max(map(len, units)) > 1 and units[0] != units[1] and not all(len(u - {""}) <= 1 for u in units):
-        return False  # 5 feet, 6 inches
     names = [[_sides(item)[0] for item in items] for items in (a, b)]
-    named = [len(set(row)) == len(row) > 1 and all(row) for row in names]
-    ordered = kind in ("()", "[]", "[)", "(]") or other_kind in ("()", "[]", "[)", "(]") or named[0] != named[1]
-    if ordered or not (kind or other_kind or all(map(readable, a))):
+    one_named, other_named = (len(set(row)) == len(row) > 1 and all(row) for row in names)
+    words = not (kind or other_kind or all(map(readable, a)))
+    if words or kinds - {"", "{}"} or one_named != other_named:
         return all(equal(x, y, formulas) for x, y in zip(a, b, strict=True))
-    if kind == other_kind == "{}":
-        return all(any(equal(x, y, formulas) for y in b) for x in a) and all(any(equal(x, y, formulas) for x in a) for y in b)
     left = list(b)
     for item in a:
         match = next((other for other in left if equal(item, other, formulas)), None)
         if match is None:
             return False
         left.remove(match)
-    return not left
+    return True
 
 
 def _with_comma(a: str, b: str, first: Quantity, second: Quantity) -> bool:

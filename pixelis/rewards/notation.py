@@ -107,6 +107,15 @@ def canonical(text: str) -> str:
     return clean(text).casefold()
 
 
+_STATED = re.compile(r"\banswer\b\s*(?:is|:|=)\s*(?::\s*)?(.+?)(?=\.(?:\s|$)|$|\n)", re.IGNORECASE)
+
+
+def stated(text: str) -> str | None:
+    """What a text last calls its answer: ``The answer is 7.``, ``Answer: 7``; None where it calls nothing so."""
+    answers = _STATED.findall(text)
+    return answers[-1].strip() if answers else None
+
+
 def unboxed(text: str) -> str:
     r"""The content of a text that is one ``\boxed{}``, else the text."""
     match = re.fullmatch(r"[\s$]*\\boxed\s*\{(.*)\}[\s$]*", text, re.DOTALL)

@@ -161,8 +161,8 @@ def consistency(d: Demonstration) -> float:
     if not text:
         return 0.5
     answer, options = d.final or "", case_of(d, None, ()).options
-    if options and (sign := letter(answer, options)):
-        answer = options[ord(sign) - ord("A")]
+    if options and (signs := letter(answer, options)):
+        answer = " ".join(options[ord(sign) - ord("A")] for sign in signs)
     words = _tokens(answer)
     return float(bool(words) and words <= _tokens(text))
 

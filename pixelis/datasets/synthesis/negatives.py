@@ -130,7 +130,7 @@ def _option_text(golden: Demonstration) -> str:
     """The golden answer, or the text of the option that its letter names."""
     options = case_of(golden, None, golden.answers or []).options
     sign = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
-    return options[ord(sign) - ord("A")] if sign and ord(sign) - ord("A") < len(options) else str(golden.final)
+    return options[ord(sign) - ord("A")] if sign and len(sign) == 1 and sign < chr(ord("A") + len(options)) else str(golden.final)
 
 
 def _as_option(golden: Demonstration, derived: tuple[str, str] | None) -> tuple[str, str] | None:
