@@ -138,10 +138,11 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ASIDE = re.compile(r"(?:.*\banswer\b|options?\b|choices?\b)(?:\s+(?:is|are)\b)?\s*:?\s*(?=\S)", re.IGNORECASE | re.DOTALL)
 _SIGN = r"(?:option |choice )?(?:[(\[]([A-Z])[)\]]|([A-Z])(?![A-Za-z0-9']))"
 _SINGLE = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
-_SEVERAL = re.compile(rf"{_SIGN}(?:(?: ?[,;&] ?(?:and )?| and | )?{_SIGN})+|[A-Z]{{2,}}")
-_LEADING = re.compile(r"[(\[]?([A-Za-z])(?:[)\]][.:,]?|[.:](?=\s|$)|,|\s-\s)\s*(.*)", re.DOTALL)
+_SEVERAL = re.compile(rf"{_SIGN}(?:(?: ?[,;&+] ?(?:and )?| and | )?{_SIGN})+|[A-Z]{{2,}}")
+_LEADING = re.compile(r"[(\[]?([A-Za-z])([)\]][.:,]?|[.:,]|\s-\s)(\s*)(.*)", re.DOTALL)
 _FURTHER = re.compile(rf"(?:or|and|[,;/&])?\s*{_SIGN}\s*(?:$|[.,;:)\]/&]|or\b|and\b)")
-_NAMED = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z0-9'])([A-Z])(?=\s*(?:$|[/&]|[.,;:)\]](?![A-Za-z])|(?:or|and|because)\b))")
+_NAMED = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z0-9'])([A-Z])(?=\s*(?:$|[/&]|[.,;:)\]](?![A-Za-z])|(?:or|and|because|is (?:correct|right|the))\b))")
+_ALONE = re.compile(r"(?<![\w'])[B-HJ-Z](?![\w'])")
 _DENIED = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s*(?:option|choice)?\s*$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", re.IGNORECASE)
 
@@ -176,10 +177,14 @@ def letter(text: str, options: Sequence[str] = ()) -> str | None:
     if _SEVERAL.fullmatch(inner):
         signs = re.findall(r"[A-Z]", inner)
         return "".join(sorted(signs)) if len(set(signs)) == len(signs) and max(signs) <= last else None
-    leading = _LEADING.match(inner)
-    if leading and leading[1].upper() <= last and not _FURTHER.match(leading[2]):
-        rest, first = canonical(leading[2]), ord(leading[1].upper()) - ord("A")
-        return None if rest in plain and plain[first : first + 1] != [rest] else leading[1].upper()
+    if (leading := _LEADING.match(inner)) and leading[1].upper() <= last and not _FURTHER.match(leading[4]):
+        sign, mark, gap, rest = leading.groups()
+        own = "".join(plain[ord(sign.upper()) - ord("A") :][:1])
+        if canonical(rest) == own:
+            return sign.upper()
+        if gap or mark not in ".:,":  # U.S. names no option
+            other = canonical(rest) in plain or (own and canonical(rest).startswith(own) and _NAMED.search(rest, len(own)))
+            return None if other else sign.upper()
     return _named_last(inner, last)
 
 
@@ -198,7 +203,8 @@ def _named_last(text: str, last: str) -> str | None:
             undecided = True
         named.append(choice)
         end = match.end()
-    return None if undecided or not named else "".join(sorted(set(named)))
+    later = _ALONE.search(text, end)  # A, but B fits better
+    return None if undecided or not named or (later and later[0] <= last) else "".join(sorted(set(named)))
 
 
 def mc_letter(case: Case, services: Services) -> float:
