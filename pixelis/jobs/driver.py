@@ -34,7 +34,7 @@ from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.memory.disk import disk_failures
 from pixelis.operations import select
 from pixelis.policy import ranks
-from pixelis.policy.adapters import load_header
+from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.telemetry import artifacts, events, lineage
 from pixelis.telemetry.metrics import require_trackers
@@ -129,7 +129,7 @@ def make_run_dir(config: Config) -> Path:
 
 def _check_policy(config: Config) -> None:
     ModelSpec.load(resolve(config.policy.model))
-    if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
+    if config.policy.adapter and load_adapter(config.policy.adapter, lazily=True).kind == "lora" and config.policy.full:
         message = f"policy.full trains all parameters, but {config.policy.adapter} is a LoRA adapter"
         raise BadConfig(message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
     if config.policy.lora.ranks:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pixelis.config import Config
+from pixelis.config import Config, PolicyConfig
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 
 if TYPE_CHECKING:
@@ -98,14 +98,13 @@ def check_inputs(config: Config, job: str) -> None:
 
 def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str], object]]]:
     """Key, value and reading function of every input of ``job``."""
-    from pixelis.policy.adapters import load_header
     from pixelis.policy.ranks import read as read_ranks
 
     policy = config.policy
     if job != "evaluate" or (config.evaluate.api.url is None and config.evaluate.answers is None):
         yield "policy.model", policy.model, _model
         if policy.adapter:
-            yield "policy.adapter", policy.adapter, load_header
+            yield "policy.adapter", policy.adapter, functools.partial(_adapter, policy, job in ("rft", "ttrl", "sft"))
         if policy.lora.ranks:
             yield "policy.lora.ranks", policy.lora.ranks, read_ranks
     if config.learner.deepspeed and job in ("rft", "ttrl", "sft", "serve"):
@@ -178,6 +177,24 @@ def _model(name: str) -> None:
     from pixelis.policy.model_path import resolve
 
     ModelSpec.load(resolve(name))
+
+
+def _adapter(policy: PolicyConfig, learns: bool, folder: str) -> None:
+    """Check an adapter and, if it is LoRA, whether it fits the model, and in a job that ``learns`` the configuration."""
+    from pixelis.policy.adapters import check_adapter, load_adapter
+    from pixelis.policy.architecture import Architecture
+    from pixelis.policy.export import BaseFile
+    from pixelis.policy.model_path import fingerprint, resolve
+
+    adapter, base = load_adapter(folder, lazily=True), resolve(policy.model)
+    if adapter.kind == "lora" and not policy.full:
+        BaseFile(base).updates(adapter)
+        if learns:
+            architecture, shapes = Architecture(policy.model), dict[str, tuple[int, ...]]()
+            layers = architecture.shapes(policy.lora.targets, policy.lora.vision_tower)
+            for name, rank in architecture.ranks(policy.lora).items():
+                shapes |= {f"{name}.A": (rank, layers[name][1]), f"{name}.B": (layers[name][0], rank)}
+            check_adapter(adapter, policy, fingerprint(base), shapes)
 
 
 def _questions(config: Config, max_bad_rows: float | None, source: str) -> Iterator[Question]:

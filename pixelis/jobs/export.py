@@ -24,7 +24,7 @@ import yaml
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile, PixelisError
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import load_header, read_adapter
+from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -59,12 +59,12 @@ def export(
 ) -> str:
     """Write the export and return a description. Raises BadInput if `out` exists, InfraFailure if the disk is too small."""
     folder = find_checkpoint(source)
-    files, header = load_header(folder)
-    base = base_model(folder, model, header["base_sha256"])
-    if header["kind"] == "full" and not merge:
+    policy = load_adapter(folder, lazily=True)
+    base = base_model(folder, model, policy.base_sha256)
+    if policy.kind == "full" and not merge:
         raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
     weights = sorted(base.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in weights) if merge else sum(file.stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in weights) if merge else policy.nbytes
     if merge and dtype == "float32":
         size *= 2
 
@@ -75,11 +75,10 @@ def export(
         if merge:
             import torch
 
-            policy = read_adapter(files, header, lazily=True)
             formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
         else:
             text_only = model_config(base)["model_type"] in TEXT_FAMILIES
-            formats.write_peft(read_adapter(files, header), aside, str(base), text_only=text_only)
+            formats.write_peft(policy, aside, str(base), text_only=text_only)
 
     kind = "merged model" if merge else "PEFT adapter"
     return _write(f"{kind} of {folder} on {base}, {size / 1e9:.3f} GB", out, size, write, dry_run)

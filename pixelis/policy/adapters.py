@@ -17,6 +17,7 @@ from safetensors import safe_open
 from pixelis.errors import BadInput, MissingFile
 from pixelis.policy import tensor_parts
 from pixelis.policy.checkpoint import is_complete, latest, write_folder
+from pixelis.policy.peft_reader import read_peft
 from pixelis.policy.tensor_parts import StoredTensors, files_of
 
 if TYPE_CHECKING:
@@ -129,13 +130,15 @@ def save_tensors(adapter: Adapter, folder: Path) -> None:
     tensor_parts.save_tensors(adapter.tensors, folder / f"{FILES[adapter.kind]}.safetensors", adapter.metadata())
 
 
-def load_adapter(folder: str | Path) -> Adapter:
-    """Read the adapter of a checkpoint, or of a run's best or else newest one.
+def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
+    """Read the adapter of a checkpoint, of a run's best or else newest one, or of a folder in PEFT's format.
 
-    Raises MissingFile without an adapter, BadInput for a damaged one.
+    lazily: read each tensor when it is used. Raises MissingFile without an adapter, BadInput for a damaged or foreign one.
     """
-    files, header = load_header(folder)
-    return read_adapter(files, header)
+    if (Path(folder) / "adapter_config.json").is_file():
+        tensors, alpha, rank = read_peft(Path(folder))
+        return Adapter(tensors, alpha, rank, base_sha256="")  # which model it belongs to is unknown
+    return read_adapter(*load_header(folder), lazily=lazily)
 
 
 def read_adapter(files: list[Path], header: Mapping[str, str], lazily: bool = False) -> Adapter:
@@ -163,7 +166,8 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
         folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
     files = next((found for stem in FILES.values() if (found := files_of(folder, stem))), None)
     if files is None:
-        raise MissingFile(f"no adapter in {folder}", fix="name a run, or a checkpoint like RUN/checkpoints/step_00000010")
+        fix = "name a run, a checkpoint like RUN/checkpoints/step_00000010, or a folder with PEFT's adapter_config.json"
+        raise MissingFile(f"no adapter in {folder}", fix=fix)
     if not is_complete(folder, verify):
         raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
     with safe_open(files[0], framework="numpy") as file:
@@ -176,24 +180,24 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
 def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the trainable parameters.
 
-    An adapter of the language model alone fits if the vision tower's layers are to be adapted too: they start without a change.
+    Layers that it does not adapt start without a change.
     """
     if adapter.kind != ("full" if policy.full else "lora"):
         raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")
     if adapter.base_sha256 and adapter.base_sha256 != base_sha256:
         raise BadInput("the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model")
-    if adapter.kind == "lora" and (adapter.rank, adapter.alpha) != (policy.lora.rank, policy.lora.alpha):
-        raise BadInput(
-            f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, "
-            f"the configuration {policy.lora.rank} and {policy.lora.alpha}",
-            code="foreign_adapter",
-            fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
-        )
-    fix = "use the policy.lora.targets, policy.lora.ranks and policy.lora.vision_tower of its training, or another run.dir"
-    if policy.full:
-        fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` as policy.model"
-    if adapter.kind == "lora" and not any(map(is_vision, adapter.tensors)):
-        shapes = {name: shape for name, shape in shapes.items() if not is_vision(name)}
+    lora = policy.lora
+    fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` as policy.model"
+    if adapter.kind == "lora":
+        if adapter.scale != lora.alpha / lora.rank or (adapter.rank != lora.rank and not lora.ranks):
+            message = f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, not {lora.rank} and {lora.alpha}"
+            fix = f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}"
+            raise BadInput(message, code="foreign_adapter", fix=fix)
+        targets = sorted({name.rsplit(".", 1)[-1] for name in adapter.ranks if not is_vision(name)})
+        tower = str(any(map(is_vision, adapter.tensors))).lower()
+        fix = f"set policy.lora.targets='[{', '.join(targets)}]' policy.lora.vision_tower={tower}, "
+        fix += "and policy.lora.ranks as it was trained, or another run.dir"
+        shapes = {name: shape for name, shape in shapes.items() if name[:-2] in adapter.ranks}
     if differing := sorted(set(adapter.tensors) ^ set(shapes)):
         raise BadInput(f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix)
     for name, shape in shapes.items():

@@ -20,6 +20,7 @@ from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadInput
 from pixelis.jobs import tiny_model
+from pixelis.policy.adapters import load_adapter
 from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import write_merged_model, write_peft
 from pixelis.policy.samples import TrainSample
@@ -67,6 +68,9 @@ def test_training_equals_transformers_and_its_exports_load_there(family: str, tm
         trainer.close()
     assert all(name.startswith("model.language_model.layers.") for name in adapter.tensors)
     write_peft(adapter, tmp_path / "adapter", text_only=True)
+    read = load_adapter(tmp_path / "adapter")  # names without `language_model`
+    assert read.tensors.keys() == adapter.tensors.keys()
+    assert all(np.array_equal(read.tensors[name], values) for name, values in adapter.tensors.items())
     write_merged_model(adapter, base, tmp_path / "merged")
     assert set(load_file(tmp_path / "merged/model.safetensors")) == set(load_file(base / "model.safetensors"))
     for model in (

@@ -1,0 +1,99 @@
+"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError, safe_open
+
+from pixelis.errors import BadInput, MissingFile
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+VARIANTS = (
+    *("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"),
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
+)
+"""Settings of PEFT with which the policy is more than W + scale B A of linear layers."""
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
+"""Values of `init_lora_weights` with which PEFT changes the base model's weights too."""
+MERGE = "merge it with PEFT (merge_and_unload, save_pretrained) and name the merged folder in policy.model"
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
+_LAYER = re.compile(r"(?:.*\.)?(?:(visual\..+)|(layers\.\d+\..+)|(lm_head))")
+"""The end of a layer's name that all versions of transformers share: those below 4.52 call it `model.layers...`, `visual...`."""
+
+
+def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
+    """Read the tensors, alpha and rank of an `Adapter` from a folder with `adapter_config.json`.
+
+    A scale that differs between layers, as with rslora or an `alpha_pattern`, is multiplied into B. Raises MissingFile without
+    weights, BadInput for other methods than LoRA and for what they add to it.
+    """
+    settings = _read_settings(folder / CONFIG)
+    rank, lora_alpha = settings.r, settings.lora_alpha
+    patterns = {re.compile(rf"(.*\.)?({key})"): value for key, value in (settings.alpha_pattern or {}).items()}
+    alpha = int(lora_alpha) if lora_alpha >= 1 and lora_alpha.is_integer() else rank
+    tensors = dict[str, np.ndarray]()
+    for key, values in _read_tensors(folder).items():
+        if key.endswith("lm_head.base_layer.weight"):
+            continue  # of the base model: PEFT saves it beside an adapter of the head
+        match = _TENSOR.fullmatch(key)
+        layer = _LAYER.fullmatch(match[1]) if match else None
+        if match is None or layer is None or values.ndim != 2:
+            message = f"{folder / WEIGHTS} has {key} of the shape {list(values.shape)}, which is no LoRA of a linear layer"
+            raise BadInput(message, code="foreign_adapter", fix=MERGE)
+        vision, language, head = layer.groups()
+        name = head or (f"model.{vision}" if vision else f"model.language_model.{language}")
+        if f"{name}.{match[2]}" in tensors:
+            message = f"{folder / WEIGHTS} has several adapters of {name}"
+            raise BadInput(message, code="foreign_adapter", fix="save each by itself")
+        if match[2] == "B":
+            own = next((value for pattern, value in patterns.items() if pattern.fullmatch(match[1])), lora_alpha)
+            width = values.shape[1]
+            scale = own / (math.sqrt(width) if settings.use_rslora else width)
+            values = values * np.float32(scale * rank / alpha)
+        tensors[f"{name}.{match[2]}"] = values
+    return tensors, alpha, rank
+
+
+class _Settings(BaseModel):
+    r: int = Field(ge=1)
+    lora_alpha: float = Field(gt=0)
+    alpha_pattern: dict[str, float] | None = None
+    use_rslora: bool = False
+
+
+def _read_settings(path: Path) -> _Settings:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        method, start = values.get("peft_type"), str(values.get("init_lora_weights"))
+        used = next((name for name in VARIANTS if values.get(name)), None)
+        if method != "LORA":
+            problem = f"is of the type {method}"
+        elif used:
+            problem = f"sets {used}, which policy.adapter does not support"
+        elif start.startswith(CHANGES_BASE):
+            problem = f"sets init_lora_weights={start}, which changes the base model too"
+        else:
+            return _Settings.model_validate(values)
+    except (ValueError, AttributeError) as error:
+        problem = f"cannot be read: {error}"
+    raise BadInput(f"{path} {problem}", code="foreign_adapter", fix=MERGE)
+
+
+def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        if (folder / "adapter_model.bin").is_file():
+            fix = "load it with PEFT and save it with save_pretrained(safe_serialization=True)"
+            raise BadInput(f"{folder} has its weights in adapter_model.bin, a pickle, which is never loaded", fix=fix)
+        raise MissingFile(f"no {WEIGHTS} in {folder}", fix="name the folder that save_pretrained wrote")
+    try:
+        with safe_open(path, framework="pt") as file:  # numpy has no bfloat16
+            return {name: file.get_tensor(name).float().numpy() for name in sorted(file.keys())}
+    except SafetensorError as error:
+        raise BadInput(f"{path} is damaged: {error}", code="damaged_checkpoint", fix="copy it again") from None
