@@ -134,13 +134,16 @@ def language_layer_bytes(model: Any, tokens: int) -> int:
     """Bytes that a decoder layer with its adapters saves for its backward pass over `tokens` tokens."""
     inner = model.model.language_model
     inner.config._attn_implementation = _MEASURED
-    hidden = torch.empty(1, MEASURED_TOKENS, inner.config.hidden_size, device="meta", dtype=model.dtype, requires_grad=True)
+    layer, dtype, widths = inner.layers[0].train(), model.dtype, 1
+    if hasattr(layer.mlp, "experts") and dtype == torch.float32:
+        # On the meta device torch multiplies experts in bfloat16 alone.
+        layer, dtype, widths = layer.to(torch.bfloat16), torch.bfloat16, 2
+    hidden = torch.empty(1, MEASURED_TOKENS, inner.config.hidden_size, device="meta", dtype=dtype, requires_grad=True)
     axes = (3,) if hasattr(model.config, "vision_config") else ()
     positions = torch.empty(*axes, 1, MEASURED_TOKENS, device="meta", dtype=torch.int64)
     rotary = inner.rotary_emb(hidden, positions)
-    layer = inner.layers[0].train()
     measured = saved_bytes(layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None))
-    return measured * tokens // MEASURED_TOKENS
+    return widths * measured * tokens // MEASURED_TOKENS
 
 
 def vision_width(vision: Any) -> int:

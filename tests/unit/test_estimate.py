@@ -98,8 +98,8 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, froze
         assert adapters == adapter_bytes(shapes, LORA.rank)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) -> None:
+@pytest.mark.parametrize(("family", "error"), [("qwen2_5_vl", 0.15), ("qwen3_vl", 0.15), ("qwen3_vl_moe", 0.2)])
+def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str, error: float) -> None:
     real = load_model(policy(family), "cpu")[0]
     use_packed_attention(real)
     inner, tokens = real.model.language_model, architecture.MEASURED_TOKENS
@@ -111,7 +111,7 @@ def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) ->
         layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None, segments=parts)
     )
     on_meta = architecture.Architecture(str(folder(family)), torch.float32).single_layer()
-    assert architecture.language_layer_bytes(on_meta, tokens) == pytest.approx(measured, rel=0.15)
+    assert architecture.language_layer_bytes(on_meta, tokens) == pytest.approx(measured, rel=error)
 
 
 def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, str]) -> None:
