@@ -16,6 +16,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -386,9 +387,10 @@ class Coordinator:
         config = self.config
         async with self.evaluating:
             try:
-                request = (config.evaluate.questions, version, config.evaluate.operations)
+                e = config.evaluate
+                request = (e.questions, version, e.operations)
                 results = {
-                    name: await self.evaluate(source, *request, share=EVALUATION_SHARE)
+                    name: await self.evaluate(source, *request, samples=e.samples, seeds=e.seeds, share=EVALUATION_SHARE)
                     for name, source in config.held_out.items()
                 }
             except Exception as error:
@@ -413,13 +415,13 @@ class Coordinator:
         seed: int | None = None,
         samples: int = 1,
         share: float = 1.0,
-        sampling_seed: int | None = None,
+        seeds: Sequence[int] = (),
     ) -> tuple[list[Group], list[GroupViews]]:
         """``samples`` episodes per question of ``source`` with ``version``; returns scored groups and references to their views.
 
-        ``seed`` shuffles the questions, ``sampling_seed`` replaces ``run.seed`` for the answers. Reserves ``share`` of the
-        generators for ``version``. Raises InfraFailure if that fails, and an error for an unusable question, because a held-out
-        set must be complete.
+        ``seed`` shuffles the questions. With ``seeds``, which replace ``run.seed`` for the answers, a group has ``samples``
+        episodes of each in turn. Reserves ``share`` of the generators for ``version``. Raises InfraFailure if that fails, and an
+        error for an unusable question, because a held-out set must be complete.
         """
         questions = await asyncio.to_thread(_evaluation_set, self.config, source, seed, count)
         if not questions:
@@ -427,14 +429,16 @@ class Coordinator:
         self.evaluated[name] = 0
         async with self.router.reserve(version, share) as reserved:
             gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
-            sampling_seed = self.config.run.seed if sampling_seed is None else sampling_seed * SEED_STRIDE & 0x7FFFFFFF
-            shared = (gate, reserved, name, operations, samples, sampling_seed)
-            answers = [asyncio.ensure_future(self._answer(question, *shared)) for question in questions]
+            streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {name: self.config.run.seed}
+            shared = (gate, reserved, name, operations, samples)
+            answers = [asyncio.ensure_future(self._answer(q, *shared, *stream)) for q in questions for stream in streams.items()]
             try:
                 results = await asyncio.gather(*answers)
             finally:
                 for answer in answers:  # after a failure the others would wait for a reservation that is released
                     answer.cancel()
+        if len(streams) > 1:
+            results = [_merged(name, results[i : i + len(streams)]) for i in range(0, len(results), len(streams))]
         return [scored.group for scored in results], [scored.views for scored in results]
 
     async def _answer(
@@ -445,12 +449,13 @@ class Coordinator:
         name: str,
         operations: bool,
         samples: int,
+        label: str,
         seed: int,
     ) -> ScoredGroup:
         e, d = self.config.evaluate, self.config.dialogue
         sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
         async with gate:
-            request = RolloutRequest(question, f"{name}-{question.id}", samples, sampling, operations, d.max_turns_test)
+            request = RolloutRequest(question, f"{label}-{question.id}", samples, sampling, operations, d.max_turns_test)
             scored = await self.rollouts.episodes(request, reserved=reserved)
             self.evaluated[name] += 1
             return scored
@@ -478,6 +483,14 @@ class Consumed:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}
+
+
+def _merged(name: str, same: Sequence[ScoredGroup]) -> ScoredGroup:
+    """The episodes of several groups of a question as one group."""
+    id = f"{name}-{same[0].group.question.id}"
+    trajectories = [t.model_copy(update={"group_id": id}) for scored in same for t in scored.group.trajectories]
+    group = same[0].group.model_copy(update={"id": id, "trajectories": trajectories})
+    return replace(same[0], group=group, views=report.merge_views([scored.views for scored in same]))
 
 
 def _evaluation_set(config: Config, source: str, seed: int | None, count: int) -> list[Question]:

@@ -209,8 +209,12 @@ class HeldOut:
         config = self.config
         if self.coordinator is None:
             return {}
-        request = (config.sft.evaluate_episodes, version, config.evaluate.operations)
-        results = {name: ray.get(self.coordinator.evaluate.remote(source, *request)) for name, source in config.held_out.items()}
+        e, evaluate = config.evaluate, self.coordinator.evaluate
+        request = (config.sft.evaluate_episodes, version, e.operations)
+        results = {
+            name: ray.get(evaluate.remote(source, *request, samples=e.samples, seeds=e.seeds))
+            for name, source in config.held_out.items()
+        }
         summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
         name, (groups, views) = next(iter(results.items()))
         page = report.sample(config, step, summaries[name], groups, views)

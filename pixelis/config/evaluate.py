@@ -37,7 +37,9 @@ class EvaluateConfig(Section):
     sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0), description="sampling of the answers")
     samples: int = Field(1, ge=1, description="episodes of a question; with more than 1 also avg@k, pass@k and maj@k")
     seeds: list[int] = Field(
-        [], description="evaluate once with each of these sampling seeds instead of run.seed, with samples episodes of each"
+        [],
+        description="evaluate with each of these sampling seeds instead of run.seed, with samples episodes of each; like samples "
+        "also in evaluations during sft and rft, whose accuracy is the mean over all episodes",
     )
     sets: dict[str, str] = Field(
         {},

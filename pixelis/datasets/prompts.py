@@ -1,4 +1,5 @@
-"""Prompt templates of a source, `rows.jsonl?prompt=math.jinja`: what is asked around the text of each question.
+"""Options of a source that change its questions, and prompt templates: `rows.jsonl?prompt=math.jinja`, what is asked around the
+text of each question.
 
 A template is Jinja as EasyR1's `format_prompt`: it receives `content`, the question's text, and also `task` and `kind`, which is
 `choice` for a question that lists options and else `open`. It runs in Jinja's sandbox. It never sees an answer.
@@ -7,18 +8,24 @@ A template is Jinja as EasyR1's `format_prompt`: it receives `content`, the ques
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pixelis.datasets.choices import option_seed, shuffle_options
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Question
+from pixelis.rewards.scorers import find_scorer
+
+OPTIONS = ("scorer", "prompt", "shuffle_options")
+"""Options of every source of questions: the scorer of all, a template around each, the seed of the order of their options."""
 
 PROMPTS = {
     "reason_rft": "{{ content }}\n"
     "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
-    "{% elif 'trance' in task or 'trance' in id %}Answer with the sequence of functions alone."
+    "{% elif 'trance' in task or 'trance' in id or 'transformation' in id %}Answer with the sequence of functions alone."
     "{% else %}Answer with a number alone.{% endif %}",
 }
 """Templates that ship with Pixelis, by name: `reason_rft` asks by the type of the question."""
@@ -51,6 +58,23 @@ class PromptTemplate:
         if not text:
             raise BadInput(f"{self.name} renders no text for {question.id}", code="bad_template")
         return question.model_copy(update={"question": text})
+
+
+def question_changes(options: Mapping[str, str]) -> Callable[[Question], Question]:
+    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput for a value that cannot be used."""
+    seed, name, scorer = option_seed(options.get("shuffle_options")), options.get("prompt"), options.get("scorer")
+    prompt = PromptTemplate(name) if name else None
+    if scorer:
+        find_scorer(scorer)
+
+    def change(question: Question) -> Question:
+        if scorer:
+            question = question.model_copy(update={"scorer": scorer})
+        if seed is not None:
+            question = shuffle_options(question, seed)
+        return question if prompt is None else prompt.apply(question)
+
+    return change
 
 
 def kind(text: str) -> str:

@@ -10,10 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pixelis.config import RewardsConfig
 from pixelis.config.evaluate import System
 from pixelis.evaluation.metrics import operation_counts
 from pixelis.evaluation.samples import category_of
 from pixelis.records import Group, Trajectory
+from pixelis.rewards.services import Services
+from pixelis.rewards.terms import Context, curiosity_bonus, efficiency
 
 Answers = Mapping[str, str | None]
 """Extracted answer by trajectory."""
@@ -31,13 +34,14 @@ def file_name(name: str) -> str:
 
 
 def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """``metrics_NAME.json``: the mean over questions by benchmark (the question's task), and ``sample.eval_NAME.jsonl``."""
+    """``metrics_NAME.json``: the mean over questions by benchmark, and ``sample.eval_NAME.jsonl``."""
     rows, benchmarks = [], defaultdict[str, list[float]](list)
+    code = RewardsConfig(preset="pr-repo")
     for group in groups:
         scored = [t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards]
         if scored:
-            benchmarks[group.question.task].append(statistics.fmean(scored))
-        counts = [operation_counts(t) for t in group.trajectories]
+            benchmarks[_benchmark(group, name)].append(statistics.fmean(scored))
+        counts, context = [operation_counts(t) for t in group.trajectories], Context(group, code, Services(code), ())
         rows.append(
             {
                 "qids": group.question.id,
@@ -46,6 +50,8 @@ def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model:
                 "correctness": [t.rewards.get("accuracy") for t in group.trajectories],
                 "n_call": [requested for requested, _ in counts],
                 "n_fail": [failed for _, failed in counts],
+                "curiosity": [curiosity_bonus(t, context) for t in group.trajectories],
+                "penalty": [efficiency(t, context) for t in group.trajectories],
             }
         )
     metrics = [
@@ -111,7 +117,7 @@ def _mini_o3(name: str, groups: Sequence[Group], answers: Answers, model: str) -
             doc_id = f"{question.id}_{k}" if several else question.id
             written[f"{folder}/{file_name(doc_id)}/traj.jsonl"] = _lines(_mini_o3_lines(group, t, doc_id))
             if t.reward is not None:
-                scores[question.task].append(t.reward)
+                scores[_benchmark(group, name)].append(t.reward)
         right = [t.rewards.get("accuracy") == 1.0 for t in group.trajectories]
         stats.append(
             {
@@ -119,7 +125,7 @@ def _mini_o3(name: str, groups: Sequence[Group], answers: Answers, model: str) -
                 "doc_id": question.id,
                 "input": _prompt(group.trajectories[0]) if group.trajectories else "",
                 "ground_truth": _truth(group),
-                "data_source": question.task,
+                "data_source": _benchmark(group, name),
                 "rollouts": [
                     {
                         "output": _text(t),
@@ -148,6 +154,15 @@ def _mini_o3_lines(group: Group, trajectory: Trajectory, doc_id: str) -> list[di
         elif turn.observation is not None and turn.observation.status == "error":
             lines.append({"error_info": turn.text})
     return lines
+
+
+def _benchmark(group: Group, name: str) -> str:
+    """The annotated set or task of the question, else what its id begins with as in Pixel-Reasoner's code, else ``name``."""
+    question = group.question
+    if {"original_id", "source"} <= question.meta.keys():
+        return str(question.meta["source"])
+    first, dash, _ = question.id.partition("-")
+    return question.task if question.task != "qa" else first if dash else name
 
 
 def _prompt(trajectory: Trajectory) -> str:

@@ -90,33 +90,19 @@ def measure(
         truncated, count = 0 < count < total, min(total, count or total)
         require_questions(count, config.evaluate.clusters, source)
 
-    def episodes(label: str, seed: int | None) -> tuple[list[Group], list[GroupViews]]:
-        request = {"samples": samples, "sampling_seed": seed}
-        return watch(
-            config,
-            f"evaluate {label}",
-            count,
-            lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, label, **request)),
-            lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(label, 0), {}),
-            waiting="answering the first questions",
-        )
-
-    runs = [episodes(f"{name}-seed{seed}", seed) for seed in seeds] or [episodes(name, None)]
-    groups, views = runs[0]
-    if len(runs) > 1:
-        groups = [_merged(name, same) for same in zip(*(run_groups for run_groups, _ in runs), strict=True)]
-        views = [report.merge_views(of_question) for of_question in zip(*(run_views for _, run_views in runs), strict=True)]
+    request = {"samples": samples, "seeds": seeds}
+    groups, views = watch(
+        config,
+        f"evaluate {name}",
+        count * max(1, len(seeds)),
+        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name, **request)),
+        lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
+        waiting="answering the first questions",
+    )
     summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
     arm = Arm(name, summary | ({"truncated": True} if truncated else {}), groups, views)
     EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **arm.summary)
     return arm
-
-
-def _merged(name: str, groups: Sequence[Group]) -> Group:
-    """The episodes of all groups of the same question as one group."""
-    id = f"{name}-{groups[0].question.id}"
-    trajectories = [t.model_copy(update={"group_id": id}) for group in groups for t in group.trajectories]
-    return groups[0].model_copy(update={"id": id, "trajectories": trajectories})
 
 
 def summary_of(

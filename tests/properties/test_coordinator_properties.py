@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 from scripted_coordinator import REAL, Generator, Scorer, settings_of, without_ray
 
+from pixelis.actors import report
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config
@@ -247,22 +248,26 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_questions_after_the_la
     assert asyncio.run(run()) == [next(source).id for _ in range(8)]
 
 
-def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_for(tmp_path: Path) -> None:
+def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "merge_views", lambda views: views[0])
     held_out = "".join(f'{{"id": "h{i}", "question": "What?", "answers": ["7"]}}\n' for i in range(4))
     (tmp_path / "held_out.jsonl").write_text(held_out)
     config = settings_of(prompts_per_step=2, group_size=2, max_off_policy_steps=1, steps=5, evaluate_every=2)
     data = config.data.model_copy(update={"evaluate": str(tmp_path / "held_out.jsonl")})
     telemetry = config.telemetry.model_copy(update={"trajectories": 0})
     run_ = config.run.model_copy(update={"dir": str(tmp_path)})
-    config = config.model_copy(update={"data": data, "run": run_, "telemetry": telemetry})
-    answered: list[tuple[str, int]] = []
+    evaluate = config.evaluate.model_copy(update={"samples": 3, "seeds": [8, 9]})
+    config = config.model_copy(update={"data": data, "run": run_, "telemetry": telemetry, "evaluate": evaluate})
+    answered: list[tuple[str, int, int]] = []
     released = asyncio.Event()
 
     class Watched(Generator):
         async def _group(self, question: Question, group_id: str, n: int) -> Group:
             if group_id.startswith("evaluate"):
                 await released.wait()
-                answered.append((question.id, self.version))
+                answered.append((question.id, self.version, n))
             return await super()._group(question, group_id, n)
 
     async def run() -> dict[str, float]:
@@ -276,7 +281,8 @@ def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_fo
         return await asyncio.wait_for(coordinator.finish(), 10)
 
     last = asyncio.run(run())
-    assert [version for _, version in answered] == [12] * 4 + [14] * 4
+    assert [version for _, version, _ in answered] == [12] * 8 + [14] * 8  # each question with both seeds
+    assert {samples for _, _, samples in answered} == {3}
     rows = events.read(tmp_path, "evaluation")
     assert [(row["step"], row["version"]) for row in rows] == [(2, 12), (4, 14)]
     assert last["evaluate/step"] == 4

@@ -18,7 +18,7 @@ from pixelis.evaluation.samples import breakdown, count_errors, pass_at, sample_
 from pixelis.evaluation.statistics import compare
 from pixelis.jobs import evaluate
 from pixelis.jobs.dry_run import inputs
-from pixelis.records import Group, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
 
@@ -186,6 +186,27 @@ def test_accuracy_by_category_and_the_files_of_other_systems(services):
     ]
     assert stats[0]["rollouts"][0] == {"output": "<answer>1/2</answer>", "score": 1.0, "format_reward": 1.0, "acc_reward": 1.0}
     assert json.loads(written["mini_o3-v/metrics.json"]) == {"val/test_score/vstar/total": 0.5}
+
+
+def test_files_of_other_systems_name_the_benchmark_and_pixel_reasoners_bonus_and_cost(services):
+    groups = [group("vstar-direct-1", ["1/2"]), group("infovqa-9", ["3"]), group("17", ["3"]), group("x-1", ["3"])]
+    groups[0].question.task, groups[0].question.meta = "search", {"source": "vstar", "original_id": "1"}
+    groups[3].question.task = "own"
+    call = Turn(role="assistant", text="c", action=Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]}))
+    seen = Turn(role="tool", observation=Observation(status="ok", id="obs1"))
+    other = groups[1].trajectories[0]
+    groups[1].trajectories = [
+        other.model_copy(update={"id": f"t{calls}", "turns": [call, seen] * calls}) for calls in (3, 0, 0, 0)
+    ]
+    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    written = outputs.files("pixel_reasoner", "v", scored, {}, "m") | outputs.files("mini_o3", "v", scored, {}, "m")
+    metrics = json.loads(written["metrics_v.json"])
+    assert [row["benchname"] for row in metrics] == ["infovqa", "own", "v", "vstar"]
+    assert "val/test_score/vstar/total" in json.loads(written["mini_o3-v/metrics.json"])
+    rows = [json.loads(line) for line in written["sample.eval_v.jsonl"].splitlines()]
+    # its code: max(0.3 - RaPR, 0) / 2 / RaPR * 0.25, and -0.05 for each call but the first
+    assert rows[1]["curiosity"] == pytest.approx([0.05 / 2 / 0.25 * 0.25, 0, 0, 0])
+    assert rows[1]["penalty"] == pytest.approx([-0.1, 0, 0, 0])
 
 
 def test_the_trajectory_file_of_mini_o3_has_each_turn_and_the_errors() -> None:

@@ -680,16 +680,29 @@ def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps([content]))
-    scorers = {}
+    scorers, asked = {}, {}
     for split in REASON_RFT:
         (question,) = readers.read(f"reason_rft_tests:{folder}?split={split}")
+        (prompted,) = readers.read(f"reason_rft_tests:{folder}?split={split}&prompt=reason_rft&scorer=exact")
         assert isinstance(question, Question), question
-        assert question.split == split
+        assert isinstance(prompted, Question), prompted
+        assert (question.split, prompted.scorer, prompted.answers) == (split, "exact", question.answers)
+        asked[split] = prompted.question.removeprefix(question.question)
         scorers[split] = question.scorer
     assert [scorers[split] for split in ("counting_id", "structure_ood", "transformation_left")] == [
         "math",
         "mc_letter",
         "func_seq_eval",
     ]
+    assert "a number" in asked["counting_ood"]
+    assert all("the sequence of functions" in asked[split] for split in REASON_RFT if "transformation" in split)
     with pytest.raises(BadInput, match="no split"):
         list(readers.read(f"reason_rft_tests:{folder}?split=test"))
+    with pytest.raises(MissingFile, match="no prompt template"):
+        readers.read(f"reason_rft_tests:{folder}?prompt=none.jinja")
+    row["problem"] = "Which? A. 3 B. 4"
+    (folder / "visual_counting/clevr_math.json").write_text(json.dumps([row | {"answer": "B"}]))
+    source = f"reason_rft_tests:{folder}?prompt=reason_rft&scorer=mc_letter"
+    (question,) = readers.read(source)
+    assert isinstance(question, Question)
+    assert "its letter" in question.question

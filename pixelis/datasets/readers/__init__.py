@@ -1,7 +1,7 @@
 """Readers of annotated data sets in their official layouts: each row becomes a question with ``annotations``.
 
-A source is ``NAME:ROOT?split=train&key=value``. Images and clips are named, never opened; where an annotation file lacks the
-size of an image, only its header is read.
+A source is ``NAME:ROOT?split=train&key=value``, where `prompts.OPTIONS` are keys of all sets. Images and clips are named, never
+opened; where an annotation file lacks the size of an image, only its header is read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.prompts import OPTIONS, question_changes
 from pixelis.datasets.readers import agents, benchmarks, captions, coco_like, exams, motion, temporal, text, video_masks
 from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows
 from pixelis.datasets.source_options import parse_options, suggest
@@ -32,7 +34,8 @@ def read(source: str) -> Rows:
     official layout, before the first row.
     """
     root = find(source)
-    return root.reader.read(root)
+    change = question_changes(root.options)
+    return (row if isinstance(row, BadRow) else change(row) for row in root.reader.read(root))
 
 
 def find(source: str) -> DatasetRoot:
@@ -41,7 +44,7 @@ def find(source: str) -> DatasetRoot:
     if name not in READERS:
         raise BadInput(f"{source}: no data set {name!r}{suggest(name, READERS)}", fix=f"one of {', '.join(READERS)}")
     reader = READERS[name]
-    folder, options = parse_options(rest, reader.options)
+    folder, options = parse_options(rest, (*reader.options, *OPTIONS))
     if not folder:
         raise BadInput(f"{source} names no folder", fix=f"write {name}:/data/{name}")
     if "://" in folder:

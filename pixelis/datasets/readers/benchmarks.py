@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xywh, header_size, time_span
-from pixelis.datasets.choices import option_seed, shuffle_options
 from pixelis.datasets.fields import RowError, answers, need, text, whole
 from pixelis.datasets.formats.base import scorer_of
 from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, clip, image, read_json, read_json_row
@@ -70,7 +69,7 @@ MAX_INDEX_CHARACTERS = 64
 
 
 def _vstar(root: DatasetRoot) -> Rows:
-    file, seed = root.file("test_questions.jsonl"), option_seed(root.options["shuffle_options"])
+    file = root.file("test_questions.jsonl")
 
     def question(row: dict[str, Any]) -> Question:
         key, category = file.unique_id(row, "question_id"), text(row, "category")
@@ -84,7 +83,7 @@ def _vstar(root: DatasetRoot) -> Rows:
                 raise RowError("bbox", "bad_length", f"{len(boxes)} boxes for {len(names)} objects")
             for i, (name, sides) in enumerate(zip(names, boxes, strict=True)):
                 regions.append(Region(id=f"target{i}", label=str(name), box=box_xywh(sides, *size)))
-        result = file.question(
+        return file.question(
             f"{category}-{key}",
             image(str(path), size),
             Annotations(regions=regions),
@@ -93,7 +92,6 @@ def _vstar(root: DatasetRoot) -> Rows:
             "mc_letter",
             category=category,
         )
-        return result if seed is None else shuffle_options(result, seed)
 
     return file.each_row(question)
 
@@ -176,7 +174,6 @@ def _mvbench(root: DatasetRoot) -> Rows:
 
 def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
     file, folder = root.file(f"json/{task}.json", f"{task}.json"), root.path(f"video/{MVBENCH[task]}", MVBENCH[task])
-    seed = option_seed(root.options["shuffle_options"])
 
     def question(number: int, row: dict[str, Any]) -> Question:
         options = [str(option) for option in need(row, "candidates", list)]
@@ -195,7 +192,7 @@ def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
         if task in MVBENCH_SPANS:
             span = time_span(task, row.get("start"), row.get("end"), column="start")
             media = media.model_copy(update={"spans": [(span.start, span.end)]})
-        record = file.question(
+        return file.question(
             f"{task}-{number}",
             media,
             question=choices(text(row, "question"), options),
@@ -204,7 +201,6 @@ def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
             options=options,
             category=task,
         )
-        return record if seed is None else shuffle_options(record, seed)
 
     for number, row in enumerate(read_json(file.path, list)):
         yield from file.convert(f"[{number}]", question, number, row)
