@@ -58,9 +58,10 @@ class BadConfig(BadInput):
 
 
 class BadImage(BadInput):
-    """Bytes that are not an image or clip, or one outside the limits."""
+    """Bytes that are not an image or clip, or one outside the limits. ``place``: where in a request it stands."""
 
     code = "bad_image"
+    place: str | None = None
 
 
 class MissingFile(BadInput):

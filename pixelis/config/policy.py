@@ -39,8 +39,8 @@ class PolicyConfig(Section):
     )
     adapter: str | None = Field(
         None,
-        description="checkpoint to start from, or a run (its best checkpoint, else its newest): its adapter, or with policy.full "
-        "its model",
+        description="checkpoint to start from, a run (its best checkpoint, else its newest) or a folder that PEFT saved: its "
+        "adapter, or with policy.full its model",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="precision; auto: bfloat16 on GPUs that support it, else float32"

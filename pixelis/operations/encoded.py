@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 from pixelis.errors import BadImage, BadInput
 
@@ -24,6 +24,7 @@ _SIGNATURES = (
     (re.compile(rb"....ftyp", re.DOTALL), "video/mp4"),
     (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
 )
+_BASE64 = str.maketrans("-_", "+/", " \t\r\n\f\v")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 
 
@@ -86,12 +87,21 @@ def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:
         raise BadImage("the data: URL is not base64", code=code, fix=f"write data:{_EXAMPLES[kind]};base64,...")
     if kind == "image" and media_type and not media_type.strip().lower().startswith("image/"):
         raise BadImage(f"the data: URL declares {media_type[:40]}, not an image", code=code)
-    if (size := (len(url) - len(head) - 1) * 3 // 4) > max_bytes + 3:
+    if (size := (len(url) - len(head) - 1) * 3 // 4) > max_bytes + max_bytes // 16 + 3:  # line breaks take up to a sixteenth
         _check_bytes(size, max_bytes, kind)
     try:
-        return base64.b64decode(url[len(head) + 1 :], validate=True)
-    except (binascii.Error, ValueError):
+        return decode_base64(url[len(head) + 1 :])
+    except ValueError:
         raise BadImage("the data: URL contains broken base64", code=code) from None
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of base64 with or without line breaks and padding, in the usual or the URL-safe alphabet, percent-encoded or not.
+
+    Raises ValueError for other text.
+    """
+    text = (unquote(text) if "%" in text else text).translate(_BASE64).rstrip("=")
+    return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
 
 
 def _check_bytes(size: int, max_bytes: int, kind: Kind) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -30,7 +30,7 @@ from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
-from pixelis.operations.video import clip_pixels, open_clip
+from pixelis.operations.video import Clip, clip_pixels, open_clip
 from pixelis.records import Experience, Feedback, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
@@ -90,9 +90,14 @@ class Agent:
 
     def _measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
         caps, limit, frames = self.clip_caps, self.config.serve.max_request_pixels, self.config.dialogue.frames
-        pixels = sum(image_pixels(url, caps.max_image_bytes, caps.max_image_pixels) for url in query.images)
-        clips = [read_encoded(clip, caps.max_video_bytes, "video") for clip in query.clips]
-        pixels += sum(frames * clip_pixels(clip, caps) for clip in clips)
+        pixels, clips = 0, list[bytes]()
+        for number, url in enumerate(query.images):
+            with _named(query, f"img{number}"):
+                pixels += image_pixels(url, caps.max_image_bytes, caps.max_image_pixels)
+        for number, clip in enumerate(query.clips):
+            with _named(query, f"vid{number}"):
+                clips.append(read_encoded(clip, caps.max_video_bytes, "video"))
+                pixels += frames * clip_pixels(clips[-1], caps)
         if pixels > limit:
             message = f"the pictures of the request have {pixels} pixels, more than {limit}"
             raise BadImage(message, code="image_too_many_pixels", fix="send fewer or smaller pictures")
@@ -105,9 +110,14 @@ class Agent:
             return await asyncio.to_thread(self._decode_all, query)
 
     def _decode_all(self, query: AgentQuery) -> Pictures:
-        pictures = {f"img{number}": self._decode(url, query.operations) for number, url in enumerate(query.images)}
+        pictures, clips = dict[str, Picture](), dict[str, Clip]()
+        for number, url in enumerate(query.images):
+            with _named(query, id := f"img{number}"):
+                pictures[id] = self._decode(url, query.operations)
+        for number, source in enumerate(query.clips):
+            with _named(query, id := f"vid{number}"):
+                clips[id] = open_clip(source, self.clip_caps)
         media = [Media(id=id, uri=p.uri, height=p.height, width=p.width) for id, p in pictures.items()]
-        clips = {f"vid{number}": open_clip(clip, self.clip_caps) for number, clip in enumerate(query.clips)}
         media += [
             Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
             for name, clip in clips.items()
@@ -318,6 +328,16 @@ def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
     """The first sample with the verdict's answer, or the first of all."""
     elected = {v.id for v in verdict.votes if v.elected}
     return next((t for t in samples if t.id in elected), samples[0])
+
+
+@contextlib.contextmanager
+def _named(query: AgentQuery, id: str) -> Iterator[None]:
+    """Context in which a BadImage gets the place in the request of the picture or clip with this id."""
+    try:
+        yield
+    except BadImage as error:
+        error.place = query.places.get(id)
+        raise
 
 
 def _failure(failed: list[Trajectory]) -> PixelisError:

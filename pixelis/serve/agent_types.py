@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from pixelis.serve.answer_format import AnswerFormat
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
     """A validated question. ``images`` and ``clips`` are data URLs, clips also encoded bytes; ``history`` names them by id
-    (``img0``, ``vid0``, ...).
+    (``img0``, ``vid0``, ...), ``places`` says where in the request they stand.
 
     ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
     ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped. ``experience_id`` is the id to store
@@ -35,6 +35,7 @@ class AgentQuery:
     remember: bool | Literal["later"] = True
     clips: Sequence[str | bytes] = ()
     history: list[Exchange] = field(default_factory=list)
+    places: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     voter: str = ""
     experience_id: str | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from gateway_helpers import messages
 from scripted import KEY, Deployed, picture_url
 
 from pixelis.serve.keys import KeyFile, key_file
@@ -171,6 +172,35 @@ def test_no_answer_is_incomplete_with_a_refusal(client: openai.OpenAI) -> None:
     response = create(client, asked("say none"))
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert response.output[-1].content[0].type == "refusal"
+
+
+def test_a_reply_without_an_answer_goes_on_in_both_apis(client: openai.OpenAI) -> None:
+    """As every client sends a conversation back: `none` asks for a refusal, and `say 7` after it for an answer."""
+    refused = create(client, asked("say none"))
+    output = [item.model_dump(exclude_none=True) for item in refused.output]
+    again = {"role": "user", "content": "recall"}
+    for options in ({"input": [*asked("say none"), *output, again]}, {"input": "recall", "previous_response_id": refused.id}):
+        assert create(client, **options).output_text.strip() == "of 1"
+    chat = messages("say none", picture_url())
+    message = client.chat.completions.create(model="pixelis-nano", messages=chat).choices[0].message
+    assert message.content is None
+    reply = client.chat.completions.create(model="pixelis-nano", messages=[*chat, message, again])
+    assert reply.choices[0].message.content.strip() == "of 1"
+
+
+def test_what_is_no_base64_is_refused_with_the_index_of_the_part(client: openai.OpenAI) -> None:
+    parts = [{"type": "input_text", "text": "q"}, {"type": "input_image", "image_url": picture_url()}]
+    bad = {"type": "input_image", "image_url": "data:image/png;base64,@@@@"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, [{"role": "user", "content": [*parts, bad]}])
+    assert (caught.value.code, caught.value.param) == ("image_undecodable", "input[0].content[2]")
+    assert "base64" in str(caught.value)
+    for stream in (False, True):
+        chat = messages("q", picture_url())
+        chat[0]["content"].append({"type": "image_url", "image_url": {"url": "data:image/png;base64,@@@@"}})
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="pixelis-nano", messages=chat, stream=stream)
+        assert caught.value.param == f"messages[0].content[{len(chat[0]['content']) - 1}]"
 
 
 def test_a_stream_that_fails_ends_with_an_error(client: openai.OpenAI) -> None:

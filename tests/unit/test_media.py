@@ -7,6 +7,7 @@ import io
 import struct
 import tracemalloc
 import zlib
+from urllib.parse import quote
 
 import cv2
 import numpy as np
@@ -18,6 +19,7 @@ from PIL import Image, ImageCms, PngImagePlugin
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
+from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Media
@@ -405,9 +407,21 @@ def test_urls_that_would_reach_out_are_refused(url: str):
     assert refusal(url) == "image_scheme"
 
 
+@pytest.mark.parametrize("size", [(40, 30), (41, 30), (43, 30)])  # with each number of padding characters
+def test_base64_is_read_as_clients_write_it(size: tuple[int, int]):
+    data = encoded(two_tone(size))
+    plain = base64.b64encode(data).decode()
+    wrapped = base64.encodebytes(data).decode()
+    forms = [wrapped, wrapped.replace("\n", "\r\n"), plain.rstrip("="), base64.urlsafe_b64encode(data).decode()]
+    forms += [base64.urlsafe_b64encode(data).decode().rstrip("="), quote(plain, safe=""), f" {plain}\n"]
+    for form in forms:
+        assert read_encoded(f"data:image/png;base64,{form}", len(data), "image") == data
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        *("data:image/png;base64,AAAAA", "data:image/png;base64,AA=A", "data:image/png;base64,hello, world"),
         *("data:image/png,rawbytes", "data:image/png;base64,@@@@", "data:text/html;base64,AAAA"),
         *("data:;base64,AAAA", "data:", "data:image/png"),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from pixelis.config import load
 from pixelis.errors import Overloaded
@@ -20,9 +23,13 @@ from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, Promo
 from pixelis.serve.protocol.experiences import FeedbackRequest
 from pixelis.serve.protocol.log_probs import LogProbs
 from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
-from pixelis.serve.protocol.question import Conversation, agent_query, check_data_urls, check_question, reply_cache_key
+from pixelis.serve.protocol.question import Conversation, agent_query, check_data_url, check_question, reply_cache_key
+from pixelis.serve.protocol.responses import ResponsesRequest
 
 PICTURE = "data:image/png;base64,AAAA"
+file = io.BytesIO()
+Image.new("RGB", (8, 8)).save(file, "PNG")
+PNG = file.getvalue()
 CLIP = "data:video/mp4;base64,AAAA"
 
 
@@ -163,6 +170,60 @@ def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], par
 def test_fields_of_other_servers_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
     error = refused(ChatRequest, chat(**changes))
     assert (error.code, error.param) == ("unsupported_parameter", param)
+
+
+PARTS = [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"content": None, "refusal": "no sample reached an answer (length)"},
+        {"content": "", "refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+        {"content": None, "refusal": "no", "tool_calls": None, "annotations": [], "audio": None},
+    ],
+)
+def test_a_reply_without_an_answer_joins_two_questions_in_both_apis(reply: dict[str, Any]) -> None:
+    def asked(*later: Any, first: Any = PARTS) -> Conversation:
+        messages = [{"role": "user", "content": first}, {"role": "assistant", **reply}, *later]
+        return parse_body(ChatRequest, chat(messages=messages)).conversation()
+
+    again = {"role": "user", "content": "Please try again."}
+    assert asked(again) == Conversation("which digit?\nPlease try again.", [PICTURE])
+    history = [Exchange(question="which digit?\nPlease try again.", answer="7", media=["img0"])]
+    answered = Conversation("And now?", [PICTURE], history=history)
+    assert asked(again, {"role": "assistant", "content": "7"}, {"role": "user", "content": "And now?"}) == answered
+    with pytest.raises(ApiError, match="last of `messages` must be a user message"):
+        asked()
+    with pytest.raises(ApiError, match="alternate"):
+        asked({"role": "assistant", "content": "7"}, again)
+    parts = [{"type": "input_text", "text": "which digit?"}, {"type": "input_image", "image_url": PICTURE}]
+    output = {"type": "message", "role": "assistant", "status": "incomplete", "content": [{"type": "refusal", "refusal": "no"}]}
+    sent = [{"role": "user", "content": parts}, {"type": "reasoning", "summary": []}, output, again]
+    body = json.dumps({"model": "pixelis-nano", "input": sent}).encode()
+    assert parse_body(ResponsesRequest, body).conversation() == asked(again)
+
+
+def test_a_file_comes_as_data_in_both_apis() -> None:
+    encoded = base64.b64encode(PNG).decode()
+    for data in (f"data:image/png;base64,{encoded}", f"data:application/octet-stream;base64,{encoded}", encoded):
+        part = {"type": "file", "file": {"filename": "a.png", "file_data": data}}
+        request = parse_body(ChatRequest, chat(messages=[{"role": "user", "content": [PARTS[0], part]}]))
+        assert request.conversation() == Conversation("which digit?", [f"data:image/png;base64,{encoded}"])
+        text = {"type": "input_text", "text": "which digit?"}
+        for kind in ("input_file", "input_image"):
+            sent = [{"role": "user", "content": [text, {"type": kind, "filename": "a.png", "file_data": data}]}]
+            body = json.dumps({"model": "pixelis-nano", "input": sent}).encode()
+            assert parse_body(ResponsesRequest, body).conversation() == request.conversation()
+    for data, code in (
+        ("@@@@", "file_encoding"),
+        (base64.b64encode(b"%PDF-1.7 ...").decode(), "file_type"),
+        (None, "invalid_value"),
+    ):
+        part = {"type": "file", "file": {"file_data": data}}
+        error = refused(ChatRequest, chat(messages=[{"role": "user", "content": [PARTS[0], part]}]))
+        assert (error.code, error.param) == (code, "messages[0].content[1]")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +384,7 @@ def test_invalid_questions_are_refused(text: str, code: str) -> None:
 )
 def test_invalid_picture_addresses_are_refused(url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_data_urls([url], "image", "image")
+        check_data_url(url, "image", "image")
     assert (caught.value.status, caught.value.code) == (400, code)
 
 

@@ -21,6 +21,7 @@ from pixelis.serve.protocol.question import (
     MAX_PARTS,
     MAX_PRIORITY,
     Conversation,
+    Placed,
     agent_query,
     model_name,
     reply_cache_key,
@@ -80,14 +81,21 @@ class AgentRequest(StrictModel, NamesFiles):
     def conversation(self) -> Conversation:
         """The question with its pictures and the conversation before it."""
         conversation = Conversation(self.question.strip())
-        for earlier in self.history:
-            media = conversation.attach(self._urls(earlier.image, "image"), self._urls(earlier.video, "video"))
+        for i, earlier in enumerate(self.history):
+            media = conversation.attach(*self._media(earlier, f"history[{i}]."))
             conversation.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media))
-        conversation.attach(self._urls(self.image, "image"), self._urls(self.video, "video"))
+        conversation.attach(*self._media(self, ""))
         return conversation
 
-    def _urls(self, urls: str | list[str], kind: Literal["image", "video"]) -> list[str]:
-        return [file_url(self._files, url, kind, kind) if re.match(FILE_ID, url) else url for url in _listed(urls)]
+    def _media(self, body: EarlierQuestion | AgentRequest, param: str) -> tuple[list[Placed], list[Placed]]:
+        return self._placed(body.image, "image", param), self._placed(body.video, "video", param)
+
+    def _placed(self, urls: str | list[str], kind: Literal["image", "video"], param: str) -> list[Placed]:
+        places = [f"{param}{kind}"] if isinstance(urls, str) else [f"{param}{kind}[{n}]" for n in range(len(urls))]
+        return [
+            (file_url(self._files, url, kind, place) if re.match(FILE_ID, url) else url, place)
+            for url, place in zip(_listed(urls), places, strict=True)
+        ]
 
 
 def _listed(urls: str | list[str]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pixelis.records import Exchange
 from pixelis.serve.answer_format import OBJECT, AnswerFormat
 from pixelis.serve.protocol.errors import ApiError
-from pixelis.serve.protocol.question import Conversation
+from pixelis.serve.protocol.question import Conversation, Placed
 
 IGNORED = {
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -35,12 +35,13 @@ _BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|a
 
 
 class ReadMessage(NamedTuple):
-    """A message: its role, text, and the URLs of its pictures and clips."""
+    """A message: its role, text, pictures and clips; ``refused``: it is a reply without an answer."""
 
     role: str
     text: str
-    images: list[str]
-    clips: list[str]
+    images: Sequence[Placed] = ()
+    clips: Sequence[Placed] = ()
+    refused: bool = False
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
@@ -69,17 +70,18 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
 
 
 def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None) -> Conversation:
-    """The conversation of the messages of ``param``, which continue ``earlier``.
+    """The conversation of the messages of ``param``, which continue ``earlier``; its question, if any, was not answered.
 
-    Messages of one user in a row are one question; system messages precede the first one. Raises ApiError 400 otherwise.
+    Messages of one user in a row are one question, also with a reply without an answer in between; system messages precede the
+    first one. Raises ApiError 400 otherwise.
     """
     conversation = copy.deepcopy(earlier) if earlier is not None else Conversation("")
-    texts, media, roles = list[str](), list[str](), list[str]()
+    texts, media, roles = [conversation.question] if conversation.question else [], conversation.unnamed, list[str]()
 
     def refuse(problem: str) -> ApiError:
         return ApiError(400, problem, "unsupported_conversation", param)
 
-    for i, (role, text, images, clips) in enumerate(messages):
+    for i, (role, text, images, clips, refused) in enumerate(messages):
         if role not in ("system", "developer", "user", "assistant"):
             raise refuse(f"`{param}[{i}]` is a {role} message: the agent executes its operations itself")
         if role in ("system", "developer"):
@@ -89,10 +91,11 @@ def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversa
         elif role == "assistant":
             if not roles or roles[-1] != "user":
                 raise refuse(f"`{param}[{i}]` is an answer without a question: user and assistant messages alternate")
-            if not text:
+            if not text and not refused:
                 raise refuse(f"`{param}[{i}]` is an answer without text")
-            conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
-            texts, media = [], []
+            if text:
+                conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
+                texts, media = [], []
         roles.append(role)
         if role != "assistant":
             texts += [text] if text else []

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, PrivateAttr
 
+from pixelis.errors import BadInput
+from pixelis.operations.encoded import decode_base64, media_type
 from pixelis.serve.files import Purpose, StoredFile
 from pixelis.serve.protocol.errors import ApiError
 
@@ -49,9 +51,18 @@ class FileDeleted(BaseModel):
 
 
 class FileReference(BaseModel):
-    """A part of a message that names a file."""
+    """A part of a message that names a file, or holds one as a data URL or in base64 alone."""
 
-    file_id: str
+    file_id: str | None = None
+    file_data: str | None = None
+
+    def url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
+        """The file as a data URL, of ``files`` by id. Raises ApiError 400 without one, or for one of another kind."""
+        if self.file_id is None and self.file_data is not None:
+            files = {"": data_url(self.file_data, param)}
+        elif self.file_id is None:
+            raise ApiError(400, f"`{param}` needs `file_id` or `file_data`", "invalid_value", param)
+        return file_url(files, self.file_id or "", kind, param)
 
 
 class NamesFiles(BaseModel):
@@ -75,8 +86,19 @@ def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] 
         raise ApiError(400, f"no file {id[:80]!r} is stored", "file_not_found", param)
     if kind is not None and not url.startswith((f"data:{kind}/", "data:image/gif")):
         noun = "picture" if kind == "image" else "clip"
-        raise ApiError(400, f"the file {id} is no {noun}", "file_type", param)
+        raise ApiError(400, f"`{param}`: the file {id} is no {noun}", "file_type", param)
     return url
+
+
+def data_url(data: str, param: str) -> str:
+    """The data URL of a file that a part holds; its first bytes tell its type. Raises ApiError 400 for other data."""
+    body = data.partition(",")[2] if data[:5].lower() == "data:" else data
+    try:
+        return f"data:{media_type(decode_base64(body))};base64,{body}"
+    except ValueError:
+        raise ApiError(400, f"`{param}`: the file's data is not base64", "file_encoding", param) from None
+    except BadInput as error:
+        raise ApiError(400, f"`{param}`: {error.message}", error.code, param) from None
 
 
 def is_clip(url: str) -> bool:

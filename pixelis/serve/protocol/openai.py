@@ -26,6 +26,7 @@ from pixelis.serve.protocol.question import (
     MAX_PARTS,
     MAX_PRIORITY,
     Conversation,
+    Placed,
     agent_query,
     model_name,
     reply_cache_key,
@@ -67,14 +68,15 @@ class InputVideo(LenientModel):
         return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
 
 
-PART_TYPES = ("text", "image_url", "image_file", "video_url", "input_video", "file")
+PART_TYPES = ("text", "image_url", "image_file", "video_url", "input_video", "file", "refusal")
 
 
 class Part(LenientModel):
-    """One part of a message: text, a picture or a clip, or an uploaded file."""
+    """One part of a message: text, a picture or a clip, a file, or the reason why a reply has no answer."""
 
-    type: Literal["text", "image_url", "image_file", "video_url", "input_video", "file"]
+    type: Literal["text", "image_url", "image_file", "video_url", "input_video", "file", "refusal"]
     text: str | None = None
+    refusal: str | None = None
     image_url: MediaUrl | None = None
     video_url: MediaUrl | None = None
     input_video: InputVideo | None = None
@@ -100,35 +102,38 @@ class Part(LenientModel):
 class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
+    refusal: str | None = None
 
-    def content_of(self, param: str, files: Mapping[str, str]) -> tuple[str, list[str], list[str]]:
-        """The text of all parts, the URLs of pictures and those of clips; ``param`` names the message.
+    def read(self, param: str, files: Mapping[str, str]) -> ReadMessage:
+        """The text, pictures and clips of all parts; ``param`` names the message.
 
         ``files`` are the data URLs of uploaded files. Raises ApiError 400 for a part without content.
         """
         parts = [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        texts, images, clips = list[str](), list[str](), list[str]()
+        texts, images, clips, refused = list[str](), list[Placed](), list[Placed](), self.refusal is not None
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
             if getattr(part, part.type) is None:
                 raise ApiError(400, f"a part of type `{part.type}` needs `{part.type}`", "invalid_value", place)
             if part.text is not None and part.type == "text":
                 texts.append(part.text.strip())
+            elif part.type == "refusal":
+                refused = True
             elif self.role != "user":
                 message = f"pictures belong in a user message, not in a {self.role} message"
                 raise ApiError(400, message, "invalid_value", place)
             elif part.type == "image_url" and part.image_url is not None:
-                images.append(part.image_url.url)
+                images.append((part.image_url.url, place))
             elif part.type == "video_url" and part.video_url is not None:
-                clips.append(part.video_url.url)
+                clips.append((part.video_url.url, place))
             elif part.input_video is not None:
-                clips.append(part.input_video.url(files, place))
+                clips.append((part.input_video.url(files, place), place))
             elif part.image_file is not None:
-                images.append(file_url(files, part.image_file.file_id, "image", place))
+                images.append((part.image_file.url(files, "image", place), place))
             elif part.file is not None:
-                url = file_url(files, part.file.file_id, None, place)
-                (clips if is_clip(url) else images).append(url)
-        return "\n".join(filter(None, texts)), images, clips
+                url = part.file.url(files, None, place)
+                (clips if is_clip(url) else images).append((url, place))
+        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips, refused)
 
     def file_ids(self) -> Iterator[str]:
         """The uploaded files of all parts."""
@@ -215,7 +220,7 @@ class ChatRequest(NamesFiles):
 
     def _messages(self) -> Iterator[ReadMessage]:
         for i, message in enumerate(self.messages):
-            yield ReadMessage(message.role, *message.content_of(f"messages[{i}]", self._files))
+            yield message.read(f"messages[{i}]", self._files)
 
 
 class Usage(BaseModel):

@@ -35,12 +35,16 @@ _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 
+Placed = tuple[str, str]
+"""The URL of a picture or clip, and where it stands in the request: ``messages[0].content[1]``."""
+
+
 @dataclass(slots=True)
 class Conversation:
     """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges before it.
 
-    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question. The
-    first ``stored`` exchanges come from the memory.
+    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question.
+    ``places`` says by id where in the request each stands. The first ``stored`` exchanges come from the memory.
     """
 
     question: str
@@ -48,15 +52,24 @@ class Conversation:
     clips: list[str] = field(default_factory=list)
     history: list[Exchange] = field(default_factory=list)
     stored: int = 0
+    places: dict[str, str] = field(default_factory=dict, compare=False)
 
-    def attach(self, images: Sequence[str], clips: Sequence[str]) -> list[str]:
+    def attach(self, images: Sequence[Placed], clips: Sequence[Placed]) -> list[str]:
         """Add pictures and clips; returns their ids."""
-        ids = [f"img{len(self.images) + n}" for n in range(len(images))] + [
-            f"vid{len(self.clips) + n}" for n in range(len(clips))
-        ]
-        self.images += images
-        self.clips += clips
+        ids = []
+        for prefix, known, new in (("img", self.images, images), ("vid", self.clips, clips)):
+            for url, place in new:
+                ids.append(f"{prefix}{len(known)}")
+                self.places[ids[-1]] = place
+                known.append(url)
         return ids
+
+    @property
+    def unnamed(self) -> list[str]:
+        """Ids of the pictures and clips that no exchange names."""
+        ids = [f"img{n}" for n in range(len(self.images))] + [f"vid{n}" for n in range(len(self.clips))]
+        named = {id for exchange in self.history for id in exchange.media}
+        return [id for id in ids if id not in named]
 
 
 class QuestionBody(Protocol):
@@ -139,8 +152,10 @@ def agent_query(
         frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
         message = f"{shown} pictures{frames}; at most {most} are allowed"
         raise ApiError(400, message, "too_many_images", body.image_param)
-    check_data_urls(conversation.images, "image", body.image_param)
-    check_data_urls(conversation.clips, "video", body.video_param)
+    for n, url in enumerate(conversation.images):
+        check_data_url(url, "image", conversation.places.get(f"img{n}", body.image_param))
+    for n, url in enumerate(conversation.clips):
+        check_data_url(url, "video", conversation.places.get(f"vid{n}", body.video_param))
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
     temperature = temperature and max(temperature, MIN_TEMPERATURE)
@@ -156,6 +171,7 @@ def agent_query(
         images=conversation.images,
         clips=conversation.clips,
         history=conversation.history,
+        places=conversation.places,
         samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
         sampling=SamplingParams(temperature, top_p, tokens, seed, priority, top_log_probs),
         operations=operations and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
@@ -171,8 +187,9 @@ def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
     """The query of a search in the memory. Raises ApiError 400 for an invalid text or picture address."""
     if text.strip():
         check_question(text, config.serve.max_question_chars, "text")
+    if image is not None:
+        check_data_url(image, "image", "image")
     images = [image] if image is not None else []
-    check_data_urls(images, "image", "image")
     return AgentQuery(text.strip(), images, samples=1, sampling=SamplingParams(), operations=False)
 
 
@@ -223,24 +240,24 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
     return text
 
 
-def check_data_urls(urls: Sequence[str], kind: Literal["image", "video"], param: str) -> None:
-    """Raises ApiError 400 unless all ``urls`` are base64 data URLs of raster images or of clips.
+def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
+    """Raises ApiError 400 unless ``url``, which stands at ``param``, is a base64 data URL of a raster image or of a clip.
 
     Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
     """
     noun, types = ("picture", IMAGE_TYPES) if kind == "image" else ("clip", VIDEO_TYPES)
-    for i, url in enumerate(urls):
-        subject = f"the {noun}" if len(urls) == 1 else f"{noun} {i + 1}"
-        head = _DATA_URL.match(url[:200])
-        if head is None:
-            scheme = url[:200].partition(":")[0].lower() if ":" in url[:200] else ""
-            remark = f" (`{scheme}:` is never fetched)" if scheme.isalpha() and len(scheme) < 12 else ""
-            message = f"{subject} must be a data URL such as data:{types[0]};base64,...{remark}"
-            raise ApiError(400, message, f"{kind}_scheme", param)
-        if head.group(1).lower() not in types:
-            raise ApiError(400, f"{subject} must be one of {', '.join(types)}", f"{kind}_type", param)
-        if not head.group(2).lower().endswith(";base64"):
-            raise ApiError(400, f"the data URL of {subject} must be base64", f"{kind}_encoding", param)
+    head = _DATA_URL.match(url[:200])
+    if head is None:
+        scheme = url[:200].partition(":")[0].lower() if ":" in url[:200] else ""
+        remark = f" (`{scheme}:` is never fetched)" if scheme.isalpha() and len(scheme) < 12 else ""
+        problem, what = f"must be a data URL such as data:{types[0]};base64,...{remark}", "scheme"
+    elif head.group(1).lower() not in types:
+        problem, what = f"must be one of {', '.join(types)}", "type"
+    elif not head.group(2).lower().endswith(";base64"):
+        problem, what = "must be base64 in its data URL", "encoding"
+    else:
+        return
+    raise ApiError(400, f"`{param}`: the {noun} {problem}", f"{kind}_{what}", param)
 
 
 def sse_event(data: dict[str, Any], name: str | None = None) -> str:

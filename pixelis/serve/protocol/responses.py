@@ -20,7 +20,7 @@ from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
-from pixelis.serve.protocol.files import NamesFiles, file_url, is_clip
+from pixelis.serve.protocol.files import FileReference, NamesFiles, is_clip
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
@@ -28,6 +28,7 @@ from pixelis.serve.protocol.question import (
     MAX_PARTS,
     MAX_PRIORITY,
     Conversation,
+    Placed,
     agent_query,
     model_name,
     reply_cache_key,
@@ -45,13 +46,12 @@ LOG_PROBS = "message.output_text.logprobs"
 INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
 """Values of ``include``. The last two have no effect: nothing is encrypted, and the input is the caller's own."""
 PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video", "input_file")
-CONTENTS: dict[str, tuple[str, Literal["image", "video", "file"] | None]] = {
-    "refusal": ("refusal", None),
+CONTENTS: dict[str, tuple[str, Literal["image", "video"] | None]] = {
     "input_image": ("image_url", "image"),
     "input_video": ("video_url", "video"),
-    "input_file": ("file_id", "file"),
+    "input_file": ("file_data", None),
 }
-"""Field with the content of a part that is no text, and its kind."""
+"""Field with the content of a part that is no text, and its kind if that is certain."""
 EARLIER_OUTPUT = ("reasoning", "mcp_call")
 """Items of an earlier output that are no context: the answer to which they led is."""
 
@@ -65,6 +65,7 @@ class InputPart(LenientModel):
     image_url: str | None = None
     video_url: str | None = None
     file_id: str | None = None
+    file_data: str | None = None
     detail: str | None = None
 
     @model_validator(mode="before")
@@ -102,23 +103,26 @@ class InputItem(LenientModel):
         if self.role is None:
             raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
         parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        texts, images, clips = list[str](), list[str](), list[str]()
+        texts, images, clips, refused = list[str](), list[Placed](), list[Placed](), False
         for j, part in enumerate(parts):
-            place, (name, kind) = f"{param}.content[{j}]", CONTENTS.get(part.type, ("text", None))
-            content = getattr(part, name)
-            if content is None and (kind is None or part.file_id is None):
-                needs = f"`{name}` or `file_id`" if kind is not None and name != "file_id" else f"`{name}`"
-                raise ApiError(400, f"a part of type `{part.type}` needs {needs}", "invalid_value", place)
-            if kind is None:
-                texts.append(content.strip())
+            place = f"{param}.content[{j}]"
+            if part.type not in CONTENTS:
+                refused |= part.type == "refusal"
+                if part.text is None and part.type != "refusal":
+                    raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
+                texts.append((part.text or "").strip())
                 continue
+            name, kind = CONTENTS[part.type]
+            content = getattr(part, name)
+            if content is None and part.file_id is None and part.file_data is None:
+                raise ApiError(400, f"a part of type `{part.type}` needs `{name}` or `file_id`", "invalid_value", place)
             if self.role != "user":
                 message = f"pictures belong in a user message, not in a {self.role} message"
                 raise ApiError(400, message, "invalid_value", place)
-            if part.file_id is not None:
-                content = file_url(files, part.file_id, None if kind == "file" else kind, place)
-            (clips if kind == "video" or (kind == "file" and is_clip(content)) else images).append(content)
-        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
+            if part.file_id is not None or part.file_data is not None:
+                content = FileReference(file_id=part.file_id, file_data=part.file_data).url(files, kind, place)
+            (clips if kind == "video" or (kind is None and is_clip(content)) else images).append((content, place))
+        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips, refused)
 
 
 class TextFormat(StrictModel):
@@ -237,9 +241,9 @@ class ResponsesRequest(NamesFiles):
 
     def _messages(self) -> Iterator[ReadMessage]:
         if self.instructions and self.instructions.strip():
-            yield ReadMessage("developer", self.instructions.strip(), [], [])
+            yield ReadMessage("developer", self.instructions.strip())
         if isinstance(self.input, str):
-            yield ReadMessage("user", self.input.strip(), [], [])
+            yield ReadMessage("user", self.input.strip())
             return
         for i, item in enumerate(self.input):
             if item.type == "message":

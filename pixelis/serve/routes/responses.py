@@ -100,8 +100,6 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
         )
 
     question, answer = experience.question, experience.verdict.answer
-    if answer is None:
-        raise refuse("that response has no answer")
     if any(media.kind == "video" for media in question.media):
         raise refuse("clips are not stored")
     assert state.agent.memory is not None
@@ -115,8 +113,12 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     # A stored picture has the size that the policy saw: only its crops show details. They leave room for new pictures and views.
     crops = [image.id for image in experience.trajectory.images if image.parent is not None and image.id in pictures]
     room = max(0, state.config.dialogue.max_images // 2 - len(images))
-    own += conversation.attach([data_url(pictures[id]) for id in crops[max(0, len(crops) - room) :]], [])
-    conversation.history.append(Exchange(question=question.question, answer=answer, media=own))
+    shown = [(data_url(pictures[id]), "previous_response_id") for id in crops[max(0, len(crops) - room) :]]
+    if answer is None:  # the next question is asked together with this one
+        conversation.question = question.question
+    else:
+        own += conversation.attach(shown, [])
+        conversation.history.append(Exchange(question=question.question, answer=answer, media=own))
     conversation.stored = len(conversation.history)
     return conversation
 
