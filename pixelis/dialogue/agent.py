@@ -163,7 +163,8 @@ async def _play(
     for number in range(limits.max_turns):
         room = min(limits.max_turn_tokens, limits.max_context - used)
         on_tokens = renderer.listener(on_text) if on_text is not None else None
-        completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room), on_tokens)
+        settings = dataclasses.replace(sampling, max_tokens=room, stop=renderer.dialect.stop)
+        completion = await session.generate(tokens, views, settings, on_tokens)
         _check_completion(completion, renderer, room)
         turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, offered)
         turn.top_log_probs = completion.top_log_probs if turn.tokens else []
@@ -192,6 +193,8 @@ async def _play(
         for place, (observation, _) in enumerate(results):
             tool_turns.append(renderer.observation(observation, shown, place, len(results)))
             shown += len(observation.images)
+        if completion.tokens[-1] != renderer.spec.stop:  # the dialect's stop text ended the turn, so that its end is not sampled
+            tool_turns[0].tokens.insert(0, renderer.spec.stop)
         tokens = [token for tool_turn in tool_turns for token in tool_turn.tokens]
         if used + len(tokens) >= limits.max_context:
             return StopReason.OVER_CONTEXT
@@ -282,7 +285,7 @@ def _check_completion(completion: Completion, renderer: Renderer, room: int) -> 
         problem = f"{len(tokens)} tokens with {len(log_probs)} log-probs, at most {room} allowed"
     elif not all(math.isfinite(p) for p in log_probs):
         problem = "log-probs that are not finite"
-    elif completion.finish == "stop" and tokens and tokens[-1] != renderer.spec.stop:
+    elif completion.finish == "stop" and tokens and tokens[-1] != renderer.spec.stop and not renderer.dialect.stop:
         problem = f"a stop at token {tokens[-1]}"
     else:
         return

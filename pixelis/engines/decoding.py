@@ -23,6 +23,8 @@ from pixelis.policy.log_probs import banned_mask
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from pixelis.dialogue.spec import ModelSpec
 
 MIN_TOP_P = 1e-6
@@ -99,8 +101,8 @@ class Row:
 class Decoder:
     """Runs waves on a model; caches the features of views."""
 
-    def __init__(self, model: VisionLanguageModel, spec: ModelSpec):
-        self.model, self.spec = model, spec
+    def __init__(self, model: VisionLanguageModel, spec: ModelSpec, tokenizer: PreTrainedTokenizerBase):
+        self.model, self.spec, self.tokenizer = model, spec, tokenizer
         self.device = next(model.parameters()).device
         self.banned = banned_mask(spec.banned, spec.vocab, self.device)
         self.features = FeatureCache()
@@ -245,7 +247,8 @@ class Decoder:
         alive = torch.arange(count, device=self.device)
         location: list[tuple[KeyValues, int]] = [(store, i) for i in range(count)]
         going = torch.ones(count, dtype=torch.bool, device=self.device)
-        has_listeners = any(row.on_token is not None for row in rows)
+        has_listeners, ended = any(row.on_token is not None for row in rows), set[int]()
+        has_stops = any(row.sampling.stop for row in rows)
         for step in range(steps):
             chosen, probabilities = sampler(self.model.lm_head(hidden).float() + self.banned, alive, step)
             open_rows = alive[going]
@@ -259,6 +262,10 @@ class Decoder:
                 for i, token in zip(open_rows.tolist(), chosen[going].tolist(), strict=True):
                     if (listener := rows[i].on_token) is not None:
                         listener(step, token)
+            if has_stops:
+                new = {i for i in open_rows.tolist() if self._is_stopped(rows[i].sampling.stop, generated[i, : step + 1])}
+                going &= torch.tensor([i not in new for i in alive.tolist()], device=self.device)
+                ended |= new
             going &= (chosen != self.spec.stop) & (limit[alive] > step + 1)
             unfinished = int(going.sum())
             if unfinished == 0:
@@ -283,7 +290,7 @@ class Decoder:
         for i, (row, tokens, values, size, free, (row_store, row_index)) in enumerate(columns):
             tokens, values = tokens[:size], values[:size]
             self.tokens_written += size
-            completion = Completion(tokens, values, "stop" if tokens[-1] == self.spec.stop else "length")
+            completion = Completion(tokens, values, "stop" if tokens[-1] == self.spec.stop or i in ended else "length")
             if number := row.sampling.top_log_probs:
                 places = zip(top_tokens[i, :size, :number].tolist(), top_log_probs[i, :size, :number].tolist(), strict=True)
                 completion.top_log_probs = [
@@ -291,6 +298,10 @@ class Decoder:
                 ]
             results.append((completion, Past(row_store, row_index, tokens[-1], free, row.origin)))
         return results
+
+    def _is_stopped(self, stop: str, tokens: Int64[Tensor, " tokens"]) -> bool:
+        """Whether the last of a turn's tokens completes its stop text. A token has a byte or more."""
+        return bool(stop) and stop in str(self.tokenizer.decode(tokens[-len(stop.encode()) :].tolist()))
 
 
 class Sampler:

@@ -98,7 +98,7 @@ class HfEngine(Sessions[HfSession]):
         use_cached_attention(self.model)
         super().__init__(fingerprint(model_folder), drains=engine.on_update == "drain")
         self.max_num_seqs, self.seed, self.version = engine.max_num_seqs, seed, 0
-        self._decoder = Decoder(self.model, self.spec)
+        self._decoder = Decoder(self.model, self.spec, self.tokenizer)
         self._base = BaseWeights()
         # OpenMP's number of threads is a setting of each thread: set it in the worker.
         self._worker = ThreadPoolExecutor(1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,))

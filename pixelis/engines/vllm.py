@@ -420,7 +420,9 @@ class VllmEngine(Sessions[VllmSession]):
             stop_token_ids=[self.spec.stop],
             ignore_eos=True,
             logprobs=sampling.top_log_probs,
-            detokenize=False,
+            stop=sampling.stop or None,
+            include_stop_str_in_output=True,
+            detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.CUMULATIVE,
         )
         self._requests += 1
@@ -453,7 +455,8 @@ class VllmEngine(Sessions[VllmSession]):
             raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
         log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
         top_log_probs = [_most_likely(entry, top) for entry in values] if top else []
-        return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length", top_log_probs)
+        stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
+        return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs)
 
     def _convert(self, error: Exception) -> PixelisError:
         from vllm.exceptions import VLLMClientError

@@ -422,13 +422,9 @@ def _words(text: str) -> str:
     return " " + " ".join(re.findall(r"[^\s,;]+", canonical(text))) + " "
 
 
-MAX_JUDGED_CHARS = 1000
-"""Answers of this length or more are wrong without asking the judge, which long answers mislead (DeepEyes)."""
-
-
 def judged(case: Case, services: Services) -> float:
     """1.0 for equal text or the same option; for other text the verdict of a language model."""
-    if case.answer is None or not case.answer.strip() or len(case.answer) >= MAX_JUDGED_CHARS:
+    if case.answer is None or not case.answer.strip():
         return 0.0
     if exact(case.answer, case.truths):
         return 1.0

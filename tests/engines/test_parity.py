@@ -14,6 +14,7 @@ from running import RunningEngine, start
 from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs, stock_logits
 
 from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.dialogue.spec import load_tokenizer
 from pixelis.engines import Engine
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.adapters import Adapter
@@ -137,6 +138,32 @@ def test_greedy_tokens_and_log_probs_equal_those_of_transformers(running: Runnin
         model = stock(running.family)
         samples = await run_all(engine, sample_episodes(Maker(running.family)), [GREEDY] * 7)
         assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
+
+    running.run(body)
+
+
+def test_a_turn_ends_with_its_stop_text_and_the_episode_goes_on(running: RunningEngine):
+    async def body(engine: Engine) -> None:
+        episode, decode = Episode(Maker(running.family), [[SIZES[0]], [SIZES[1]]]), load_tokenizer(running.folder).decode
+        longer = dataclasses.replace(GREEDY, max_tokens=12)
+        whole = await (await engine.open()).generate(*episode.turns[0], longer)
+        texts = [decode(whole.tokens[:number]) for number in range(len(whole.tokens) + 1)]
+        stop = texts[5][-2:]
+        end = next(number for number, text in enumerate(texts) if stop in text)
+        session, other = await engine.open(), await engine.open()
+        first, free = await asyncio.gather(
+            session.generate(*episode.turns[0], dataclasses.replace(longer, stop=stop)), other.generate(*episode.turns[0], longer)
+        )
+        assert (first.tokens, first.finish) == (whole.tokens[:end], "stop")
+        assert free.tokens == whole.tokens
+        (tokens, views), (more, crops) = episode.turns
+        more = [running.spec.stop, *more]
+        second = await session.generate(more, crops, longer)
+        context = [*tokens, *first.tokens, *more]
+        mask = np.asarray([False] * len(context) + [True] * len(second.tokens))
+        log_probs = np.asarray([0.0] * len(context) + second.log_probs, np.float32)
+        sample = TrainSample(np.asarray([*context, *second.tokens]), mask, log_probs, 0.0, [*views, *crops])
+        assert check_greedy(stock(running.family), sample, running.spec.banned) < 1e-4
 
     running.run(body)
 

@@ -11,6 +11,7 @@ from dialogue_models import ScriptedSession, image_view, pixels, renderer
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure
 from pixelis.operations import Scene, execute
@@ -118,6 +119,25 @@ def test_the_loss_covers_what_the_policy_said_and_nothing_else():
     assert said == [*encode(call()), 2, *encode(ANSWER), 2]
     assert [p for p, m in zip(t.behaviour_log_probs(), t.loss_mask(), strict=True) if m] == [-0.5] * len(said)
     assert renderer(NANO).spec.image_token not in said
+
+
+def test_a_turn_that_its_call_ends_is_closed_in_front_of_the_observation():
+    """Mini-o3's generation ends with `</grounding>`: the end of the turn is not sampled, and not learnt."""
+    base = renderer(NANO)
+    r = Renderer(base.tokenizer, base.spec, DialogueConfig(dialect="mini_o3"), list(base.operations.values()))
+    text = '<think>t</think><grounding>{"bbox_2d": [0, 0, 0.5, 0.5], "source": "original_image"}</grounding>'
+    said = r.tokenizer.encode(text, add_special_tokens=False)
+    session, view = ScriptedSession(r, [said, ANSWER]), image_view(NANO)
+    playing = run_episode(
+        session, r, QUESTION, [view], [pixels(view)], RealTools(), Limits(4, 200, 4000, 4), SamplingParams(), "g", 3
+    )
+    t = asyncio.run(playing).trajectory
+    assert (t.stop_reason, t.answer, t.operations_ok) == (StopReason.ANSWER, "7", 1)
+    assert [sampling.stop for *_, sampling in session.calls] == ["</grounding>"] * 2
+    assert session.calls[1][0][:2] == [r.spec.stop, *r.tokenizer.encode("\n", add_special_tokens=False)][:2]
+    first, seen, _ = t.turns[-3:]
+    assert (first.tokens, seen.tokens) == (said, session.calls[1][0])
+    assert r.dialect.well_formed(first.text)
 
 
 def test_a_refused_call_takes_no_id_and_says_why():

@@ -182,8 +182,8 @@ def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatc
     answers = ["Red", "crimson", "crimson", None, "x" * 1000]
     scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, services=services)
     services.close()
-    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert len(server.requests) == 1
+    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 1.0]  # how long an answer may be is the preset's
+    assert len(server.requests) == 2
 
 
 def test_an_unknown_verdict_is_unscored(server, monkeypatch):

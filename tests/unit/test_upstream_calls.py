@@ -6,6 +6,7 @@ answer `answer: ...`, the code of an error, or `nothing`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -176,6 +177,30 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0, 0, 0.5, 1, target="obs1"),
         "single quotes",
     ),
+    ("mini_o3", ground("[0,0,0.5,1]", "'original_image'"), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
+    ("mini_o3", ground("[0,0,0.5,1]", "'original_image\""), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]", "'observation_1 (the dog\"").replace('"source"', "'source'"),
+        "error",
+        box(0, 0, 0.5, 1, target="obs1"),
+        "keys in single quotes too",
+    ),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]", '"observation_1 (the dog\'s ear)"'),
+        box(0, 0, 0.5, 1, target="obs1"),
+        box(0, 0, 0.5, 1, target="obs1"),
+        "an apostrophe is no quote",
+    ),
+    ("mini_o3", ground("[0,0,0.5,1]", "original_image"), "error", "bad_json", "a name needs quotes"),
+    (
+        "mini_o3",
+        "<think>Maybe " + ground("[0,0,0.5,1]")[16:] + "</think><answer>7</answer>",
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "the first call ends the turn",
+    ),
     (
         "mini_o3",
         "<grounding>{'bbox_2d': (0, 0, 0.5, 1), 'source': 'original_image'}</grounding>",
@@ -223,6 +248,18 @@ def test_a_call_is_read_as_its_system_reads_it(dialect: str, text: str, upstream
         assert result == ours, reason
     if reason == SAME and isinstance(ours, tuple) and "box" in ours[1]:
         assert upstream == ours
+
+
+@pytest.mark.parametrize("after", ["", " ", " Let me see.", "<answer>7</answer>", ground("[0.5,0,1,1]")[16:], "</grounding>"])
+def test_a_turn_of_mini_o3_ends_with_its_first_call(after: str) -> None:
+    dialect, call = DIALECTS["mini_o3"], ground("[0,0,0.5,1]")
+    assert dialect.well_formed(call + after)
+    assert dialect.thought(call + after) == "t"
+    assert value("mini_o3", call + after) == box(0, 0, 0.5, 1)
+    action = Action(op="zoom_in", target="obs1", arguments={"box": [0.5, 0, 1, 1]})
+    rewritten = dialect.rewrite(call + after, [action], dataclasses.replace(SCALE, kind="unit"))
+    assert rewritten == ground("[0.5, 0.0, 1.0, 1.0]", '"observation_1"') + after
+    assert not dialect.well_formed(f"so {call}{after}")
 
 
 @pytest.mark.parametrize("dialect", ["qwen", "mini_o3", "pixel_reasoner", "deepeyes"])

@@ -75,6 +75,7 @@ class Dialect(ABC):
     Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``: what a
     turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the image are
     cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: the system did so when it wrote its rows.
+    ``stop``: a text with which a turn ends, and its generation.
     """
 
     name: ClassVar[str]
@@ -88,6 +89,7 @@ class Dialect(ABC):
     clamps: ClassVar[bool] = False
     rows_clamp: ClassVar[bool] = False
     separators: ClassVar[tuple[str, str]] = (",", ":")
+    stop: ClassVar[str] = ""
 
     def __init__(self) -> None:
         kinds = [kind for kind in ("think", self.call, "answer") if kind]
@@ -135,7 +137,7 @@ class Dialect(ABC):
         calls = list(self._call.finditer(body))[: len(actions)] if len(actions) > 1 else [chosen] if chosen else []
         if len(calls) != len(actions):
             raise OperationError("the turn has no call" if not calls else "the turn has fewer calls", code="bad_json")
-        start = len(text) - len(body)
+        start = len(self._cut(text)) - len(body)
         for call, action in reversed(list(zip(calls, actions, strict=True))):
             old, new = self._load(call[1]), self._write_call(self.adapt(action), self._scaled(scale))
             if isinstance(old, dict):
@@ -238,8 +240,14 @@ class Dialect(ABC):
 
     def _split(self, text: str) -> tuple[str | None, str]:
         """The thought and what follows it. Text before the thought, as Reason-RFT's captions, belongs to neither."""
+        text = self._cut(text)
         thought, closing, body = text.partition("</think>")
         return (thought.partition("<think>")[2] if "<think>" in thought else thought, body) if closing else (None, text)
+
+    def _cut(self, text: str) -> str:
+        """The text up to the dialect's ``stop``."""
+        before, stop, _ = text.partition(self.stop) if self.stop else (text, "", "")
+        return before + stop
 
     def _scaled(self, scale: Scale) -> Scale:
         clamp = self.clamps if scale.clamp is None else scale.clamp

@@ -33,6 +33,8 @@ bottom as fractions 0 to 1 of the source, which is "original_image" or an earlie
 To answer: <answer>...</answer>."""
 CONTINUE = "\nContinue: think, then zoom in on a region or answer."
 _CANONICAL_ID = re.compile(r"obs(\d+)")
+_QUOTED = re.compile(r"""([{,:]\s*)['"]([^'"\\]*)['"](?=\s*[,:}])""")
+"""A key or value of a call in single, double or mixed quotes."""
 _WIRE_ID = re.compile(r"observation_(\d{1,4})(?!\d)")
 
 
@@ -41,8 +43,8 @@ class MiniO3(Dialect):
 
     ``original_image`` is the first picture, or the first frame of a clip; others have their ids. ``observation_1`` is the first
     successful observation: failed calls are not counted. As in Mini-o3's code ``observation_0`` is the picture, words after the
-    number and single quotes are read, the first of several calls counts, also before an answer, and calls are written with a
-    blank after commas and colons, the box first: its parser reads no other form.
+    number, single and mixed quotes are read, a turn ends with its first call, also inside a thought or before an answer, and
+    calls are written with a blank after commas and colons, the box first: its parser reads no other form.
     """
 
     name = "mini_o3"
@@ -52,6 +54,7 @@ class MiniO3(Dialect):
     both = "call"
     rows_clamp = True
     separators = (", ", ": ")
+    stop = "</grounding>"
 
     def offers(self, operation: type[Operation]) -> bool:
         """True for zooming in."""
@@ -98,7 +101,7 @@ class MiniO3(Dialect):
         return Action(op=ZOOM, target=target, arguments=arguments.model_dump(mode="json", exclude_none=True))
 
     def _load(self, text: str) -> Any:
-        return strict_json(text if '"' in text else text.replace("'", '"'))
+        return strict_json(_QUOTED.sub(r'\1"\2"', text) if "'" in text else text)
 
     def _target(self, source: Any, scale: Scale) -> str:
         if not isinstance(source, str):
