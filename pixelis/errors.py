@@ -46,9 +46,10 @@ def _rebuild(kind: type[PixelisError], message: str, code: str, fix: str | None)
 
 
 class BadInput(PixelisError):
-    """The caller's input cannot be used."""
+    """The caller's input cannot be used. ``place``: where in a request the picture or clip stands that is the cause."""
 
     code = "bad_input"
+    place: str | None = None
 
 
 class BadConfig(BadInput):
@@ -58,10 +59,9 @@ class BadConfig(BadInput):
 
 
 class BadImage(BadInput):
-    """Bytes that are not an image or clip, or one outside the limits. ``place``: where in a request it stands."""
+    """Bytes that are not an image or clip, or one outside the limits."""
 
     code = "bad_image"
-    place: str | None = None
 
 
 class MissingFile(BadInput):

@@ -52,7 +52,8 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
             message = f"{folder / WEIGHTS} has several adapters of {name}"
             raise BadInput(message, code="foreign_adapter", fix="save each by itself")
         if match[2] == "B":
-            own = next((value for pattern, value in patterns.items() if pattern.fullmatch(match[1])), lora_alpha)
+            names = (match[1], name)  # patterns may be of either version
+            own = next((value for pattern, value in patterns.items() if any(map(pattern.fullmatch, names))), lora_alpha)
             width = values.shape[1]
             scale = own / (math.sqrt(width) if settings.use_rslora else width)
             values = values * np.float32(scale * rank / alpha)

@@ -332,10 +332,10 @@ def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
 
 @contextlib.contextmanager
 def _named(query: AgentQuery, id: str) -> Iterator[None]:
-    """Context in which a BadImage gets the place in the request of the picture or clip with this id."""
+    """Context in which an error gets the place in the request of the picture or clip with this id."""
     try:
         yield
-    except BadImage as error:
+    except BadInput as error:
         error.place = query.places.get(id)
         raise
 

@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from pixelis.errors import BadImage, BadInput, InfraFailure, Overloaded, PixelisError
+from pixelis.errors import BadInput, InfraFailure, Overloaded, PixelisError
 from pixelis.serve.protocol.errors import ApiError, validation_error
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
         status = 404 if error.code in NOT_FOUND else 409 if error.code in CONFLICT else 422 if error.code in UNFULFILLED else 400
-        param = error.place if isinstance(error, BadImage) else None
-        place = f"`{param}`: " if param else ""
-        param = param or ("image" if error.code.startswith("image") else None)
+        place = f"`{error.place}`: " if error.place else ""
+        param = error.place or ("image" if error.code.startswith("image") else None)
         return ApiError(status, f"{place}{error.message}{fix}", error.code, param)
     if isinstance(error, Overloaded):
         return ApiError(429, error.message, error.code, retry_after_s=error.retry_after_s)

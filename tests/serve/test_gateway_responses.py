@@ -188,13 +188,16 @@ def test_a_reply_without_an_answer_goes_on_in_both_apis(client: openai.OpenAI) -
     assert reply.choices[0].message.content.strip() == "of 1"
 
 
-def test_what_is_no_base64_is_refused_with_the_index_of_the_part(client: openai.OpenAI) -> None:
+def test_a_bad_picture_is_refused_with_the_index_of_the_part(client: openai.OpenAI) -> None:
     parts = [{"type": "input_text", "text": "q"}, {"type": "input_image", "image_url": picture_url()}]
     bad = {"type": "input_image", "image_url": "data:image/png;base64,@@@@"}
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, [{"role": "user", "content": [*parts, bad]}])
     assert (caught.value.code, caught.value.param) == ("image_undecodable", "input[0].content[2]")
     assert "base64" in str(caught.value)
+    with pytest.raises(openai.BadRequestError, match="too thin") as caught:
+        create(client, [{"role": "user", "content": [{"type": "input_image", "image_url": picture_url((900, 3))}, *parts]}])
+    assert caught.value.param == "input[0].content[0]"
     for stream in (False, True):
         chat = messages("q", picture_url())
         chat[0]["content"].append({"type": "image_url", "image_url": {"url": "data:image/png;base64,@@@@"}})

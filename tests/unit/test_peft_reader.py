@@ -15,14 +15,15 @@ from safetensors.torch import load_file, save_file
 from test_train_step import batch, trainer
 from tiny_policy import LORA, folder, policy, random_adapter, stock, stock_log_probs
 
-from pixelis import config
+from pixelis.config import load
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs import export as job
+from pixelis.jobs.dry_run import inputs
 from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.lora import BaseWeights, merge_into
 
 QV = r".*language_model.*(q_proj|v_proj)"
-OTHER_RANKS = {r".*\.1\.self_attn\.q_proj": 6, "layers.0.self_attn.v_proj": 2}
+OTHER_RANKS = {r".*\.1\.self_attn\.q_proj": 6, r"language_model.layers.0.self_attn.(q|v)_proj": 2}
 PATTERNS = {"rank_pattern": OTHER_RANKS, "alpha_pattern": dict.fromkeys(OTHER_RANKS, 5)}
 
 
@@ -184,11 +185,24 @@ def test_damage_and_other_methods_are_refused_by_name(tmp_path: Path) -> None:
     refused("two", "several adapters")
 
 
-def test_an_adapter_of_another_model_is_refused_by_the_layer(tmp_path: Path) -> None:
+def test_a_dry_run_says_what_training_with_it_needs(tmp_path: Path) -> None:
     saved("qwen2_5_vl", tmp_path, target_modules=r".*(q_proj|visual.*gate_proj)")
+
+    def check(job: str, family: str, *more: str) -> None:
+        values = [f"policy.model={folder(family)}", f"policy.adapter={tmp_path}", *more]
+        ((path, read),) = [(path, read) for key, path, read in inputs(load(None, values), job) if key == "policy.adapter"]
+        read(path)
+
+    fits = ["policy.lora.rank=4", "policy.lora.alpha=8", "policy.lora.vision_tower=true"]
+    check("rft", "qwen2_5_vl", *fits)
+    check("evaluate", "qwen2_5_vl")
+    with pytest.raises(BadInput, match="rank 4 and alpha 8"):
+        check("sft", "qwen2_5_vl", *fits[2:])
+    with pytest.raises(BadInput, match="gate_proj") as error:
+        check("rft", "qwen2_5_vl", *fits[:2])
+    assert "policy.lora.vision_tower=true" in str(error.value.fix)
     with pytest.raises(BadInput, match=r"no layer model\.visual\..*gate_proj"):
-        merge_into(stock("qwen3_vl"), BaseWeights(), load_adapter(tmp_path))
-    assert config.PolicyConfig(adapter=str(tmp_path)).adapter == str(tmp_path)
+        check("evaluate", "qwen3_vl")
 
 
 def test_equal_adapters_have_equal_bytes(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
         [("user", "q"), ("assistant", "a")],
         [("assistant", "a"), ("user", "q")],
         [("user", "q"), ("assistant", "a"), ("assistant", "b"), ("user", "q")],
-        [("user", "q"), ("assistant", ""), ("user", "q")],
         [("user", "q"), ("assistant", None), ("tool", "7"), ("user", "q")],
         [("user", "q"), ("system", "Be brief."), ("user", "q")],
         [("system", "Be brief.")],
@@ -180,6 +179,7 @@ PARTS = [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_
     [
         {"content": None, "refusal": "no sample reached an answer (length)"},
         {"content": "", "refusal": "no"},
+        {"content": None},
         {"content": [{"type": "refusal", "refusal": "no"}]},
         {"content": None, "refusal": "no", "tool_calls": None, "annotations": [], "audio": None},
     ],

@@ -35,13 +35,12 @@ _BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|a
 
 
 class ReadMessage(NamedTuple):
-    """A message: its role, text, pictures and clips; ``refused``: it is a reply without an answer."""
+    """A message: its role, text, pictures and clips. A reply without an answer has no text."""
 
     role: str
     text: str
     images: Sequence[Placed] = ()
     clips: Sequence[Placed] = ()
-    refused: bool = False
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
@@ -81,7 +80,7 @@ def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversa
     def refuse(problem: str) -> ApiError:
         return ApiError(400, problem, "unsupported_conversation", param)
 
-    for i, (role, text, images, clips, refused) in enumerate(messages):
+    for i, (role, text, images, clips) in enumerate(messages):
         if role not in ("system", "developer", "user", "assistant"):
             raise refuse(f"`{param}[{i}]` is a {role} message: the agent executes its operations itself")
         if role in ("system", "developer"):
@@ -91,8 +90,6 @@ def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversa
         elif role == "assistant":
             if not roles or roles[-1] != "user":
                 raise refuse(f"`{param}[{i}]` is an answer without a question: user and assistant messages alternate")
-            if not text and not refused:
-                raise refuse(f"`{param}[{i}]` is an answer without text")
             if text:
                 conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
                 texts, media = [], []

@@ -102,7 +102,6 @@ class Part(LenientModel):
 class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
-    refusal: str | None = None
 
     def read(self, param: str, files: Mapping[str, str]) -> ReadMessage:
         """The text, pictures and clips of all parts; ``param`` names the message.
@@ -110,7 +109,7 @@ class Message(LenientModel):
         ``files`` are the data URLs of uploaded files. Raises ApiError 400 for a part without content.
         """
         parts = [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        texts, images, clips, refused = list[str](), list[Placed](), list[Placed](), self.refusal is not None
+        texts, images, clips = list[str](), list[Placed](), list[Placed]()
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
             if getattr(part, part.type) is None:
@@ -118,7 +117,7 @@ class Message(LenientModel):
             if part.text is not None and part.type == "text":
                 texts.append(part.text.strip())
             elif part.type == "refusal":
-                refused = True
+                pass  # the reply has no answer
             elif self.role != "user":
                 message = f"pictures belong in a user message, not in a {self.role} message"
                 raise ApiError(400, message, "invalid_value", place)
@@ -133,7 +132,7 @@ class Message(LenientModel):
             elif part.file is not None:
                 url = part.file.url(files, None, place)
                 (clips if is_clip(url) else images).append((url, place))
-        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips, refused)
+        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
     def file_ids(self) -> Iterator[str]:
         """The uploaded files of all parts."""

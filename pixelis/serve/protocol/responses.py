@@ -103,14 +103,13 @@ class InputItem(LenientModel):
         if self.role is None:
             raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
         parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        texts, images, clips, refused = list[str](), list[Placed](), list[Placed](), False
+        texts, images, clips = list[str](), list[Placed](), list[Placed]()
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
             if part.type not in CONTENTS:
-                refused |= part.type == "refusal"
                 if part.text is None and part.type != "refusal":
                     raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
-                texts.append((part.text or "").strip())
+                texts.append((part.text or "").strip())  # a reply that was refused has no answer
                 continue
             name, kind = CONTENTS[part.type]
             content = getattr(part, name)
@@ -122,7 +121,7 @@ class InputItem(LenientModel):
             if part.file_id is not None or part.file_data is not None:
                 content = FileReference(file_id=part.file_id, file_data=part.file_data).url(files, kind, place)
             (clips if kind == "video" or (kind is None and is_clip(content)) else images).append((content, place))
-        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips, refused)
+        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
 
 class TextFormat(StrictModel):
