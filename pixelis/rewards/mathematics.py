@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pixelis.rewards.notation import MAX_CHARS, UNITS, Quantity, clean, decimal_comma, quantity, split_unit, stated
 
@@ -186,9 +187,7 @@ def _with_comma(a: str, b: str, first: Quantity, second: Quantity) -> bool:
 
 # -- words ------------------------------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(
-    r"[-+]?(?<![\w.])\d[\d,]*(?:\.\d+)?(?: ?/ ?\d+)?(?![a-z])|[^\W\d_]+(?:'[a-z]+)?(?!\w)|\w+|°|%|[$€£¥]", re.IGNORECASE
-)
+_BETWEEN_TOKENS = re.compile(r"[\s;()\"!?]+|,(?!\d{3}(?!\d))|\.(?=\s|$)")
 _FORMULA_MARK = re.compile(r"[\\^_=*<>|√π∞×÷·±{}∪∩∈≤≥≠]|(?<=[\d)])!")
 _FILLER = re.compile(
     r"a|about|an|and|answer|approx|approximately|are|around|because|correct|equals|final|find|get|gives|hence|i|is|it|it's|its|of|our|out"
@@ -246,10 +245,9 @@ def _has_word(text: str) -> bool:
 def _tokens(text: str) -> list[Quantity | str]:
     """Numbers, and the words beside them in one spelling; units are words."""
     tokens: list[Quantity | str] = []
-    for match in _TOKEN.finditer(text):
-        word = match[0].strip(",")
+    for word in filter(None, _BETWEEN_TOKENS.split(text.replace("°", " ° "))):
         if (value := quantity(word)) is not None:
-            tokens.append(value)
+            tokens += [replace(value, unit=""), value.unit] if value.unit and value.kind == "number" else [value]
         elif not _FILLER.fullmatch(word := word.casefold()):
             word = UNITS.get(word) or _LONG.get(word, word)
             tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", word))
@@ -299,7 +297,8 @@ def _formula(text: str) -> tuple[str, str]:
         return "", ""
     if not operator and not re.fullmatch(r"\d+(?:\.\d+)? ?[A-Za-z]|\(.*\)", text):
         return "", ""
-    if not _FORMULA.fullmatch(text) or re.search(r"(?<![\d_])\d+ \d", text):
+    codes = re.search(r"[A-Za-z]\d", re.sub(r"\\?[A-Za-z]{2,}", "", text))
+    if codes or not _FORMULA.fullmatch(text) or re.search(r"(?<![\d_])\d+ \d", text):
         return "", ""
     return _latex(text), unit
 

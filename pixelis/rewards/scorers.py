@@ -141,7 +141,10 @@ _SINGLE = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
 _SEVERAL = re.compile(rf"{_SIGN}(?:(?: ?[,;&+] ?(?:and )?| and | )?{_SIGN})+|[A-Z]{{2,}}")
 _LEADING = re.compile(r"[(\[]?([A-Za-z])([)\]][.:,]?|[.:,]|\s-\s)(\s*)(.*)", re.DOTALL)
 _FURTHER = re.compile(rf"(?:or|and|[,;/&])?\s*{_SIGN}\s*(?:$|[.,;:)\]/&]|or\b|and\b)")
-_NAMED = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z0-9'])([A-Z])(?=\s*(?:$|[/&]|[.,;:)\]](?![A-Za-z])|(?:or|and|because|is (?:correct|right|the))\b))")
+_NAMED = re.compile(
+    r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z0-9'])([A-Z])"
+    r"(?=\s*(?:$|[/&]|[.,;:)\]](?![A-Za-z])|(?:or|and|because|is (?:correct|right|the))\b))"
+)
 _ALONE = re.compile(r"(?<![\w'])[B-HJ-Z](?![\w'])")
 _DENIED = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s*(?:option|choice)?\s*$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", re.IGNORECASE)

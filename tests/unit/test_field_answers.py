@@ -1,4 +1,4 @@
-"""Answers as people's models write them, scored as `pixelis evaluate evaluate.answers=FILE` does: question, truth, scorer, text, score."""
+"""Answers as people's models write them, scored as `pixelis evaluate evaluate.answers=FILE` does."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def services():
 
 # fmt: off
 ANSWERS = [
+    # question, truth,      scorer,            text,                           score
     # parts of a whole
     (PLAIN,   "3:15",            "math",           "4:20",                           0),
     (PLAIN,   "0:30",            "math",           "0:45",                           0),

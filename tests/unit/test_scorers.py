@@ -279,7 +279,6 @@ def test_the_judge_is_called_only_after_the_rules():
     assert scorer(Case("B", ("a dog",), options=ABC), services) == 1.0
     assert scorer(Case("A", ("a dog",), options=ABC), services) == 0.0
     assert scorer(Case(None, ("red",)), services) == scorer(Case(" ", ("red",)), services) == 0.0
-    assert scorer(Case("red " * 250, ("red",)), services) == 0.0
     assert services.calls == []
     assert scorer(Case("crimson", ("red",)), services) == 1.0
     assert services.calls == ["judge"]
