@@ -334,12 +334,12 @@ class Memory:
         self._size = (time.monotonic(), sizes)
 
     async def condition(self) -> tuple[str, int]:
-        """Why a shard stores nothing at present (a code of ``memory.disk``, or ``unavailable``; empty if all store).
+        """Why a shard stores nothing at present: a code of ``memory.disk``, else ``unavailable``; empty if all store.
 
         And the number of experiences that the last starts of the shards found damaged.
         """
         answers = await self._pulses()
-        refusals = [answers[n][1] if n in answers else UNAVAILABLE for n in range(len(self.names))]
+        refusals = [*(answer[1] for answer in answers.values()), UNAVAILABLE if len(answers) < len(self.names) else ""]
         return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
 
     async def _pulses(self) -> dict[int, tuple[int, str, int]]:

@@ -15,6 +15,7 @@ import numpy as np
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
@@ -33,7 +34,6 @@ VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector; without one it is stored, but no search finds it."""
 START_DELAY_S = 0.05
 """Time in which the reply is encoded and sent before other work begins, because redaction holds the interpreter."""
-UNAVAILABLE = "unavailable"
 REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
 """``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
 MAX_VOTERS = 10_000

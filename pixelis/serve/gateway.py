@@ -24,6 +24,7 @@ from ray.serve.handle import DeploymentHandle
 import pixelis
 from pixelis.actors.cluster import freeze_gc
 from pixelis.actors.generator_scaler import POLL_S
+from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.serve.access import Shield, is_local
@@ -125,7 +126,9 @@ async def _report_health(state: GatewayState) -> None:
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()
-        metrics = {**state.counters.health(), "memory_refuses": float(bool(refusal)), "memory_damaged": float(damaged)}
+        # A shard that is late or restarts is no disk that refuses; the searches without it have a rate of their own.
+        refuses = float(refusal not in ("", UNAVAILABLE))
+        metrics = {**state.counters.health(), "memory_refuses": refuses, "memory_damaged": float(damaged)}
         with contextlib.suppress(RayError, InfraFailure, ApiError):
             await state.call_evolution("report_metrics", metrics, state.counters.replica)
 

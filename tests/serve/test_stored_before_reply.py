@@ -56,9 +56,8 @@ async def shown(client: httpx.AsyncClient, id: str) -> int:
 @pytest.fixture
 def shard(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> Iterator[tuple[Config, Backends, Any]]:
     """A memory shard of its own."""
-    config = settings(
-        f"memory.dir={tmp_path / 'memory'}", "evolution.queue=64", "memory.write_timeout_s=60", "serve.timeout_s=60"
-    )
+    own = [f"memory.dir={tmp_path / 'memory'}", f"run.dir={tmp_path}", "evolution.alerts.every_s=0.1", "evolution.queue=64"]
+    config = settings(*own, "memory.write_timeout_s=60", "serve.timeout_s=60")
     names, shards = place_shards(config, f"durable-{tmp_path.name}")
     ray.get([shard.health.remote() for shard in shards])
     yield config, dataclasses.replace(backends, memory=tuple(names)), shards[0]
@@ -199,3 +198,28 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
         finally:
             for actor in [*shards, evolution]:
                 ray.kill(actor)
+
+
+def test_a_shard_that_is_late_is_no_disk_that_refuses(shard: tuple[Config, Backends, Any], backends: Backends) -> None:
+    """Before: the critical alert `memory_refuses`, whose advice is to make room on the disk."""
+    config, of_shard, actor = shard
+    generators = [ray.get_actor(name) for name in backends.generators]
+    evolution = Evolution.options(name="late-evolution").remote(config, generators, ray.get_actor(STORE))
+    pid = ray.get([evolution.health.remote(), actor.health.remote()])[1]["pid"]
+
+    async def scenario() -> None:
+        async with gateway(config, dataclasses.replace(of_shard, evolution="late-evolution")) as client:
+            await ask(client)
+            os.kill(pid, signal.SIGSTOP)
+            async with asyncio.timeout(60):
+                while (health := (await client.get("/healthz")).json())["status"] != "degraded":
+                    await asyncio.sleep(0.05)
+            assert health["memory"] == "unavailable"
+            await asyncio.sleep(1)  # ten reports to Evolution
+            assert "memory_refuses" not in [a["metric"] for a in (await client.get("/v1/evolution")).json()["alerts"]]
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        ray.kill(evolution)
