@@ -162,7 +162,6 @@ class Rollouts:
             **batch_metrics(attempted),
             "rollout/unusable_groups": float(selection.failures.total()),
             "rollout/stale_groups": float(len(selection.stale)),
-            "group/kept": len(chosen) / max(len(attempted), 1),
             **{f"unusable/{cause}": float(count) for cause, count in selection.failures.items()},
         }
         missing = r.prompts_per_step - len(chosen)
@@ -185,7 +184,7 @@ class Rollouts:
         least = least_kept(groups, r.replay)
         for group, scored in zip(groups, chosen, strict=True):
             self.replay.add(group, scored.views, step, least)
-        metrics["group/replayed"] = float(len(replayed))
+        metrics |= {"group/kept": len(chosen) / max(len(attempted), 1), "group/replayed": float(len(replayed))}
         if r.train_samples:
             metrics |= learnt_votes([measured(g, s.accuracy) for g, s in zip(groups, chosen, strict=True)])
         return RolloutBatch(

@@ -152,7 +152,7 @@ def test_each_batch_ahead_keeps_its_own_groups_without_a_signal() -> None:
         assert selection.numbers == [2 * step, 2 * step + 1]
         batch = source.assemble(step, selection)
         assert len(batch.groups) == 2
-        assert batch.metrics["group/kept"] == 0
+        assert batch.metrics["group/kept"] == 1
 
 
 def test_a_step_of_excluded_episodes_alone_says_what_to_do() -> None:
