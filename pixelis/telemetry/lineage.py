@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pixelis.errors import BadInput, MissingFile, first_problem
 from pixelis.policy.checkpoint import MANIFEST, file_sha256, is_complete, write_json
+from pixelis.policy.model_path import fingerprint, resolve
 
 if TYPE_CHECKING:
     from pixelis.config import Config
@@ -317,11 +318,13 @@ def _node(
 def _source(item: Input, result: Path, root: Path, above: tuple[Path, ...]) -> Node:
     """The node of an input of ``result``, named by its path relative to ``root``, the folder of the traced result."""
     if item.path is None:
-        return Node(item.source, item.role, "unhashed", item.sha256)
+        known = item.source == "nano" and item.sha256 is not None  # the embedded model, which lies in the package
+        state: State = "unhashed" if not known else "ok" if fingerprint(resolve("nano")) == item.sha256 else "changed"
+        return Node(item.source, item.role, state, item.sha256)
     path = Path(os.path.normpath((result if result.is_dir() else result.parent) / item.path))
     name = _relative_to(root, item, path).source
     try:
-        state: State = "ok" if digest(path, without=result)[0] == item.sha256 else "changed"
+        state = "ok" if digest(path, without=result)[0] == item.sha256 else "changed"
     except MissingFile:
         return Node(name, item.role, "missing", item.sha256)
     if (located := find_record(path)) is None:

@@ -95,6 +95,16 @@ def test_a_result_made_from_itself_is_a_cycle_not_an_endless_loop(tmp_path: Path
     assert [node.state for node in lineage.trace(tmp_path / "a").walk()] == ["ok", "ok", "cycle"]
 
 
+def test_the_packaged_model_is_compared_with_the_one_of_the_run(tmp_path: Path) -> None:
+    with jobs.run_folder(parse({"run": {"dir": str(tmp_path / "run")}})) as folder:
+        pass
+    assert states(folder)["nano"] == "ok"
+    known = json.loads((folder / "lineage.json").read_text())
+    known["inputs"][0]["sha256"] = "0" * 64  # the package of then had another one
+    (folder / "lineage.json").write_text(json.dumps(known))
+    assert [node.name for node in lineage.trace(folder).broken] == ["nano"]
+
+
 def test_a_missing_lineage_input_or_result_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(MissingFile, match="no lineage"):
