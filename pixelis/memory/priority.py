@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-FLOOR = 0.01
-
-
-def initial(confidence: float, reward: float = 0.0, recency: float = 0.0) -> float:
-    """Priority of a new experience: .4 (1 - confidence) + .4 |reward| + .2 recency, at least .01 (Pixelis, experience buffer)."""
-    return max(FLOOR, 0.4 * (1 - confidence) + 0.4 * abs(reward) + 0.2 * recency)
-
 
 def weights(priorities: np.ndarray, retrievals: np.ndarray, successes: np.ndarray) -> np.ndarray:
     """Sampling weights: the priority, times .7 + .3 success rate for experiences that were retrieved before. All [n]."""

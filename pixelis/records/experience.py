@@ -55,6 +55,14 @@ class Feedback(Record):
     created_at: float = 0.0
 
 
+def initial_priority(fields: dict[str, Any]) -> float:
+    """Priority of an experience that is made without one: .4 (1 - confidence) + .4 |reward|, at least .01.
+
+    Source: Pixelis' experience buffer (arXiv 2603.25091); its third part, recency, is 0 for a new experience.
+    """
+    return max(0.01, 0.4 * (1 - fields["verdict"].confidence) + 0.4 * abs(fields["trajectory"].reward or 0.0))
+
+
 class Experience(Record):
     """A served episode as stored in memory: text redacted, pictures stored separately, no data URLs.
 
@@ -71,7 +79,7 @@ class Experience(Record):
     created_at: float
     user: str | None = None
     status: Literal["pending", "processed", "failed", "archived"] = "pending"
-    priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(default_factory=initial_priority)
     cold_start: bool = False
     response: dict[str, Any] | None = None
     feedback: list[Feedback] = Field(default_factory=list)

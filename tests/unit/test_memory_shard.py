@@ -17,7 +17,7 @@ from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module
 from pixelis.memory.vectors import unit
-from pixelis.records import Feedback
+from pixelis.records import Experience, Feedback
 
 DAY = 86_400.0
 
@@ -77,6 +77,16 @@ def test_an_experience_that_is_evicted_and_added_again_in_one_call_is_readable(t
     assert shard.add([*given, given[0]]) == [True] * 4
     assert ids(shard) == ["e0", "e2"]
     assert shard.get(["e0", "e1", "e2"]) == [given[0].experience, None, given[2].experience]
+    shard.close()
+
+
+@pytest.mark.parametrize(("confidence", "reward", "priority"), [(0.75, None, 0.1), (0.5, -1.0, 0.6), (1.0, 0.0, 0.01)])
+def test_the_priority_of_a_new_experience(tmp_path: Path, confidence: float, reward: float | None, priority: float) -> None:
+    new = made(1).model_dump(exclude={"priority"})
+    new["verdict"]["confidence"], new["trajectory"]["reward"] = confidence, reward
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add([Entry(Experience(**new))])
+    assert shard.get(["e1"])[0].priority == pytest.approx(priority)
     shard.close()
 
 
@@ -380,7 +390,7 @@ def test_reads_do_not_wait_for_a_commit(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(shard.database.write, slow)
         assert inside.wait(30)
-        assert shard.get(["e1"])[0].priority == 0.5, "and see what was committed"
+        assert shard.get(["e1"])[0].priority == 0.1, "and see what was committed"
         assert len(shard.search(vectors(1), 5)[0]) == 5
         assert shard.stats()["size"] == 5
         go.set()
