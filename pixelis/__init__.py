@@ -5,6 +5,9 @@ import os
 
 __version__ = "0.1.0"
 
+# Ray prints this warning of every node on the driver's output, whatever `log_to_driver` is: a job starts many actors at once.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started on node")
+
 # Ray Serve reads these when it is imported, here and in its controller. It kills an ingress that is not ready in 5 s, which is
 # little for a busy machine, and the start fails with it.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
