@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,12 +110,19 @@ def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     data_card.write_card(folder, summary, examples, config.run.name)
     is_rejected = any(not gate.passed for gate in pipeline.gates)
     sets.write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
+    print(f"kept {summary['kept']} of {summary['rows']} rows; dropped {_listed(summary['dropped'])}")
+    if "pass_rate" in summary:
+        print(f"pass rates: {_listed(summary['pass_rate'])}")
     gates.enforce(pipeline.gates)
     (folder / "rejected.json").unlink(missing_ok=True)
     for name, rows in files.items():
         sets.write_rows(folder / name, rows)
         lineage.record_in_run(folder / name, "dataset")
     return summary
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{cause} {n}" for cause, n in counts.items()) or "nothing"
 
 
 def check(config: Config) -> None:
@@ -144,10 +150,12 @@ def main() -> None:
     config = from_command_line(__doc__, "refine", default="configs/nano/refine.yaml", check=check)
     with driver("refine"):
         summary = run(config)
-        dropped = ", ".join(f"{cause} {n}" for cause, n in Counter(summary["dropped"]).most_common()) or "nothing"
-        print(f"kept {summary['kept']} of {summary['rows']} rows; dropped {dropped}")
         for name, row in summary["sets"].items():
-            print(f"{name}: {row['count']} of {row['size']}" + (f", {row['short']} short" if row["short"] else ""))
+            short = f", {row['short']} short" if row["short"] else ""
+            print(
+                f"{name}: {row['count']} of {row['size']}{short}"
+                + (f", dropped {_listed(d)}" if (d := row.get("dropped")) else "")
+            )
         print(f"card: {Path(config.run.dir) / data_card.FILE}")
 
 

@@ -168,8 +168,18 @@ def test_nothing_to_refine(tmp_path: Path):
         refine.run(settings(tmp_path / "data"))
     short = demonstration(turns=[Step(answer="7")])
     (tmp_path / "data" / "a.jsonl").write_text(short.model_dump_json() + "\n", encoding="utf-8")
-    with pytest.raises(DataFailure, match=r"no demonstration is left \(length 1\)"):
-        refine.run(settings(tmp_path / "data"))
+    with pytest.raises(DataFailure, match=r"is left of 1 rows \(length 1\)\n *fix: .*refinement.quality.length"):
+        refine.run(settings(tmp_path / "data", "refinement.pass_rate.episodes=2"))  # before the policy is asked
+
+
+def test_every_row_below_the_quality_of_its_level(source: Path, capsys: pytest.CaptureFixture[str]):
+    floors = "refinement.quality.levels={simple: 1, medium: 1, hard: 1}"
+    (source / "b.jsonl").write_text("{oops\n", encoding="utf-8")
+    with pytest.raises(DataFailure, match=r"\(level_quality \d+, not_json 1\)\n *fix: .*refinement.quality.levels"):
+        refine.run(settings(source, floors))
+    with pytest.raises(DataFailure, match="gate total"):
+        refine.run(settings(source, total=1000))
+    assert "of 31 rows; dropped " in capsys.readouterr().out, "what the gate lacks was dropped for these causes"
 
 
 def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: pytest.CaptureFixture[str]):

@@ -33,6 +33,19 @@ log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 64
 """Rows that this process checks together, so that their pictures are decoded by several threads."""
+SETTINGS = {
+    "length": "quality.length",
+    "question_length": "quality.question",
+    "no_provenance": "quality.provenance",
+    "quality": "quality.least",
+    "judge": "quality.judge_least",
+    "held_out": "holdout",
+    "too_hard": "pass_rate.low",
+    "too_easy": "pass_rate.high",
+    "looking_does_not_pay": "pass_rate.margin",
+    "level_quality": "quality.levels",
+}
+"""Causes of drops -> the settings under `refinement` that decide on them."""
 WORKING = "working"
 """Folder of the demonstrations under refinement in the run's folder."""
 ProgressCallback = Callable[[str, int, int], None]
@@ -80,6 +93,7 @@ class Pipeline:
             cause = f": {self.bad[0].error().message}" if self.bad else ""
             message = f"{self.config.data.demonstrations} has no usable demonstration{cause}"
             raise BadInput(message, code="no_rows", fix="choose another source")
+        self._require_rows()
         if self.settings.quality.judge:
             self._apply_judge()
         self._change(lambda d: d.model_copy(update={"weight": quality.weight(d.kind, d.quality or 0.0)}))
@@ -232,9 +246,6 @@ class Pipeline:
 
     def _grade(self) -> None:
         """Set difficulty and level; drop outliers and demonstrations below the quality of their level."""
-        if not self.demonstrations:
-            causes = ", ".join(f"{cause} {n}" for cause, n in Counter(self.dropped.values()).most_common())
-            raise DataFailure(f"no demonstration is left ({causes})", code="no_rows", fix="loosen the rules under refinement")
         ids = [d.id for d in self.demonstrations]
         grades = dict(zip(ids, difficulty.grade(self.demonstrations), strict=True))
         self.dropped |= {key: "difficulty_outlier" for key, (_, level) in grades.items() if level is None}
@@ -259,6 +270,16 @@ class Pipeline:
             return code is None
 
         self.demonstrations = self.demonstrations.where(stays)
+        self._require_rows()
+
+    def _require_rows(self) -> None:
+        """DataFailure with the causes of all drops if no demonstration is left."""
+        if not self.demonstrations:
+            causes = Counter([*self.dropped.values(), *(row.code for row in self.bad)]).most_common()
+            counts = ", ".join(f"{cause} {n}" for cause, n in causes)
+            settings = ", ".join(f"refinement.{SETTINGS[cause]} ({cause})" for cause, _ in causes if cause in SETTINGS)
+            fix = f"change {settings}" if settings else "correct the rows; docs/refinement.md explains the causes"
+            raise DataFailure(f"no demonstration is left of {self.rows} rows ({counts})", code="no_rows", fix=fix)
 
     def _drop_indices(self, cause: str, indices: Mapping[int, int]) -> None:
         self.dropped |= {self.demonstrations[i].id: cause for i in indices}
