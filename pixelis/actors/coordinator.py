@@ -36,12 +36,11 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.labels import Labels
 from pixelis.datasets.questions import read_questions, require_text
 from pixelis.datasets.stream import question_stream
-from pixelis.dialogue.dialects import offered
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.evaluation.metrics import evaluation_metrics, summarise
 from pixelis.records import Group, Question
-from pixelis.telemetry import events
+from pixelis.telemetry import diagnosis, events
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count, observe
 
@@ -307,8 +306,6 @@ class Coordinator:
         """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in ``rollouts.jsonl``."""
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
-        if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
-            self.log.write("alarm", step=batch.step, text="no episode of this batch called an operation")
         batch.metrics |= self.pending_metrics
         self.pending_metrics = {}
         self.consumed.add(batch.numbers)
@@ -395,9 +392,12 @@ class Coordinator:
                 }
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
-                self.log.write("alarm", step=step, text=f"the evaluation failed: {cause}")
+                self.log.write(events.ALARM, step=step, text=f"the evaluation failed: {cause}")
                 return
             summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
+            for name, summary in summaries.items():
+                if (problem := diagnosis.of_evaluation(summary)) is not None:
+                    self.log.write(events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}")
             metrics = evaluation_metrics(summaries)
             self.log.write("evaluation", step=step, version=version, **metrics)
             self.pending_metrics |= {**metrics, "evaluate/step": float(step)}

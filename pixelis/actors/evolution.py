@@ -260,6 +260,7 @@ class Evolution:
         skipped = bool(metrics.get("evolve/skipped"))
         if "evolve/kl" in metrics:
             self.beta.update(metrics["evolve/kl"])
+            await self.monitor.alert({"update_kl": metrics["evolve/kl"]})
         if self.current is not None:
             self.promotion.learner_reset(self.current.restore)
         tasks, sources = [item.task for item in self.tasks], [item.source for item in self.tasks]

@@ -29,6 +29,7 @@ THRESHOLDS = [
     ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
     ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
     ThresholdConfig(metric="unclear_tasks", over=15.0, severity="warning", cooldown_s=3600.0),
+    ThresholdConfig(metric="update_kl", over=0.2, severity="warning", cooldown_s=300.0),
     ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 ]
 """Thresholds of metrics that only the Evolution actor knows."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pixelis.actors.batch_sources import BatchSource
 from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config, CriticConfig, LossConfig
+from pixelis.dialogue.dialects import offered
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.samples import LearnerBatch
 from pixelis.telemetry import events, lineage
+from pixelis.telemetry.diagnosis import Alarms
 from pixelis.telemetry.events import STAGE, EventLog, mark_replayed
 from pixelis.telemetry.metrics import Tracker, publish
 
@@ -144,6 +146,7 @@ class StepLog:
         self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name
         self.events = EventLog(job.config.run.dir) if trainer.is_first else None
         self.tracker = Tracker(job.config, trainer.batches) if trainer.is_first else None
+        self.alarms = Alarms(operations=bool(offered(job.config)))
 
     def write(self, metrics: dict[str, float]) -> None:
         """Log the metrics of the last step."""
@@ -151,6 +154,8 @@ class StepLog:
             return
         step = self.trainer.batches
         self.events.write(f"step/{self.kind}", step=step, **metrics)
+        for text in self.alarms.check(step, metrics):
+            self.events.write(events.ALARM, step=step, text=text)
         self.tracker.log(step, metrics)
         publish(metrics, {"run": self.run})
 

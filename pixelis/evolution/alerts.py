@@ -39,10 +39,12 @@ BUILT_IN = (
     ThresholdConfig(metric="queue_size", over=900.0, severity="warning", cooldown_s=180.0),
     ThresholdConfig(metric="queue_fill", over=0.9, severity="warning", cooldown_s=180.0),
     ThresholdConfig(metric="memory_usage", over=0.9, severity="critical", cooldown_s=300.0),
+    ThresholdConfig(metric="gated_votes", over=99.0, severity="warning", cooldown_s=3600.0),
     ThresholdConfig(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
 )
 """Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of evolution.queue;
-``memory_refuses`` is 1 while the disk of the memory stores nothing; ``memory_damaged`` counts experiences found damaged."""
+``gated_votes`` counts votes of a gateway in a row below the gate; ``memory_refuses`` is 1 while the disk of the memory stores
+nothing; ``memory_damaged`` counts experiences found damaged."""
 
 
 @dataclass(frozen=True, slots=True)

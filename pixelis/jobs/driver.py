@@ -36,7 +36,7 @@ from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.telemetry import artifacts, events, lineage
+from pixelis.telemetry import artifacts, diagnosis, events, lineage
 from pixelis.telemetry.metrics import require_trackers
 from pixelis.telemetry.progress import Progress
 
@@ -267,7 +267,7 @@ def watch(
 
     start, metrics = poll()
     done = start
-    folder, started, last_failure = Path(config.run.dir), time.time(), 0.0
+    folder, started, last_alarm = Path(config.run.dir), time.time(), 0.0
     head = HeadWatch() if ray.is_initialized() else None
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
         threading.Thread(target=call, name=name, daemon=True).start()
@@ -283,7 +283,7 @@ def watch(
                     progress.update(
                         done, **(metrics or ({"status": _startup_stage(folder, started, waiting)} if done == start else {}))
                     )
-                last_failure = _print_failure(folder, started, last_failure)
+                last_alarm = _print_alarm(folder, started, last_alarm)
             done, metrics = poll()
             progress.update(done, **metrics)
         except KeyboardInterrupt:
@@ -294,7 +294,10 @@ def watch(
             while not future.done() and time.monotonic() < deadline:
                 time.sleep(0.1)
             raise Stopped from None
-        return future.result()
+    result = future.result()
+    if problem := diagnosis.of_run([e for e in events.read(folder) if e["kind"].startswith("step/") and e["time"] >= started]):
+        print(f"warning: {problem}", file=sys.stderr, flush=True)
+    return result
 
 
 def stop_s() -> float:
@@ -331,13 +334,17 @@ def _interruption(folder: Path, since: float) -> str:
     return str(row["text"]) if row is not None and row["kind"] == events.NOTICE and row["time"] >= since else ""
 
 
-def _print_failure(folder: Path, since: float, last: float) -> float:
-    """Print a new failure of a learner; returns the time of the last printed one."""
-    row = events.last(folder, FAILURE)
+def _print_alarm(folder: Path, since: float, last: float) -> float:
+    """Print a new failure of a learner or alarm of a run; returns the time of the last printed one."""
+    row = events.last(folder, FAILURE, events.ALARM)
     if row is None or row["time"] < since or row["time"] <= last:
         return last
-    outcome = "not retried" if row["permanent"] else "restarting from the last checkpoint"
-    print(f"learner failed, {outcome}: {row['error']}: {row['message']} ({row['at']})", file=sys.stderr, flush=True)
+    if row["kind"] == events.ALARM:
+        text = f"warning: step {row['step']}: {row['text']}"
+    else:
+        outcome = "not retried" if row["permanent"] else "restarting from the last checkpoint"
+        text = f"learner failed, {outcome}: {row['error']}: {row['message']} ({row['at']})"
+    print(text, file=sys.stderr, flush=True)
     return float(row["time"])
 
 

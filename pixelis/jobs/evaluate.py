@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from pixelis.records import Group, Question
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.services import Services, shared_services
-from pixelis.telemetry import lineage
+from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.report import write_report
@@ -110,7 +111,8 @@ def summary_of(
 ) -> dict[str, Any]:
     """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
     metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
-    metrics |= count_errors(groups, answers_of(groups, config.rewards, services))
+    answers = answers_of(groups, config.rewards, services)
+    metrics |= {"answered": sum(answer is not None for answer in answers.values()), **count_errors(groups, answers)}
     if uses := capabilities(groups):
         metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
@@ -286,6 +288,8 @@ def show(summary: dict[str, Any]) -> None:
         causes = ", ".join(f"{cause} x{count}" for cause, count in summary["unscored"].items())
         raise DataFailure(f"{summary['name']}: no episode could be scored ({causes})", fix="give the questions answers")
     print("\n".join(table.lines(summary)))
+    if problem := diagnosis.of_evaluation(summary):
+        print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
 def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:

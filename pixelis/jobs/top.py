@@ -24,7 +24,7 @@ from rich.text import Text
 
 from pixelis.errors import BadConfig, InfraFailure, MissingFile
 from pixelis.jobs.command import CommandParser, run_command
-from pixelis.telemetry import events
+from pixelis.telemetry import diagnosis, events
 from pixelis.telemetry.html.filters import age, number
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -32,8 +32,6 @@ WIDTH = 32
 """Columns of a curve."""
 WINDOWS = (10, 100, 500)
 """Steps over which accuracy is averaged."""
-KL_ALARM = 0.1
-"""KL to the starting policy above which a run is drawn red."""
 CURVES = (
     ("reward/total", "reward"),
     ("train/accuracy", "accuracy, training"),
@@ -106,7 +104,8 @@ def draw_run(folder: Path) -> RenderableType:
     if len(steps) > 1:
         head.append(f", {(steps[-1]['time'] - steps[0]['time']) / (len(steps) - 1):.1f} s a step")
     head.append(f", {len(replayed)} steps repeated after a resume" if replayed else "")
-    return Panel(Group(head, curves, _windows(steps), _shares(last), *alarms), title=str(folder))
+    problem = Text(diagnosis.of_run(steps) or "", style="red")
+    return Panel(Group(head, curves, _windows(steps), _shares(last), problem, *alarms), title=str(folder))
 
 
 def _curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Table:
@@ -115,7 +114,7 @@ def _curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[st
         source = evaluations if name.startswith("evaluate/") else steps
         values = [event[name] for event in source if isinstance(event.get(name), int | float)]
         if values:
-            alarm = name == "policy/kl" and values[-1] > KL_ALARM
+            alarm = name == "policy/kl" and values[-1] > diagnosis.KL_LIMIT
             table.add_row(label, Text(curve(values), style="red" if alarm else "cyan"), number(values[-1]), _range(values))
     return table
 
@@ -137,7 +136,7 @@ def _shares(step: Mapping[str, Any]) -> Table:
 
 
 def _alarms(log: Sequence[Mapping[str, Any]]) -> list[Text]:
-    alarms = [event for event in log if event["kind"] in ("alarm", events.NOTICE)]
+    alarms = [event for event in log if event["kind"] in (events.ALARM, events.NOTICE)]
     lines = [f"{age(event['time'])}: {event.get('text') or event.get('message') or event.get('name') or ''}" for event in alarms]
     return [Text(line, style="red") for line in lines[-3:]]
 
@@ -167,7 +166,8 @@ class Service:
         for name, value in self._rows(evolution, counts).items():
             table.add_row(name, value)
         alerts = [Text(f"{alert['metric']} = {number(alert['value'])}", style="red") for alert in evolution.get("alerts", [])[:3]]
-        return Panel(Group(head, table, *alerts), title=self.url)
+        problem = Text(diagnosis.of_service(counts) or "", style="red")
+        return Panel(Group(head, table, problem, *alerts), title=self.url)
 
     def _rows(self, evolution: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, str]:
         status = evolution.get("status") or {}

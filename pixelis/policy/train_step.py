@@ -193,6 +193,8 @@ class Trainer(LearnerModel):
         micro_batches, sequences, trained, tokens = self.sequence.sum(counts, largest=1)
         if not sequences:
             fix = "no_policy_tokens: no turn fitted dialogue.max_context; the episodes are in rollouts.jsonl of the run"
+            if kind == "sft":
+                fix = "no_policy_tokens: no turn of these demonstrations has `learn: true`, so there is nothing to imitate"
             raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample", fix=fix)
         return int(micro_batches), int(sequences), int(trained), tokens
 

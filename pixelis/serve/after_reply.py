@@ -59,6 +59,7 @@ class AfterReply:
         self.background: dict[str, asyncio.Task[None]] = {}
         self.unclear: Counter[str] = Counter()
         """Verdicts below the gate by voter, since the voter's last task."""
+        self.gated_in_a_row = 0
         # Its own thread: the shared ones decode the pictures of requests that callers wait for.
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
@@ -215,10 +216,12 @@ class AfterReply:
         task = await self._in_thread(partial(make, experience_id=id, user=voter))
         if task is None:
             self.counts["gated"] += 1
+            self.gated_in_a_row += 1
             self.unclear[voter] += 1
             if len(self.unclear) > MAX_VOTERS:
                 del self.unclear[next(iter(self.unclear))]
             return False
+        self.gated_in_a_row = 0
         unclear = self.unclear.pop(voter, 0)
         try:
             async with asyncio.timeout(EVOLUTION_TIMEOUT_S):

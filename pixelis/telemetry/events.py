@@ -19,6 +19,8 @@ from typing import Any
 
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
+ALARM = "alarm"
+"""Kind of the events about a run that goes wrong: `step` and `text`."""
 NOTICE = "notice"
 """Kind of the messages about lost nodes and what a run waits for: `text`, and `waiting` if it makes no steps until then."""
 JOINED = "generator/joined"

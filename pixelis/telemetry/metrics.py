@@ -56,6 +56,7 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
         (),
         "tasks in a row of users whose votes are rarely clear, from which nothing is learnt",
     ),
+    "evolution/gated_votes": ("gauge", (), "votes in a row below the gate, of the gateway with the most"),
     "evolution/vote_collapsed": ("gauge", (), "1 while the votes have collapsed to one answer"),
     "evolution/memory_usage": ("gauge", (), "used share of the memory of the machine that Evolution is on"),
     "evolution/memory_refuses": ("gauge", (), "1 while the disk of the memory stores nothing, as a gateway sees it"),

@@ -489,6 +489,7 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
         result = placed.call("step_done", step, None, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
     stats, status = placed.call("stats"), placed.call("status")
     assert (stats["updates"], stats["skipped"], status["mean_kl"]) == (6, 5, 0.5)
+    assert [(a["metric"], a["value"]) for a in placed.call("alerts")] == [("update_kl", 0.5)], "once, for all of them"
     assert status["beta"] == pytest.approx(0.01 * 1.2**2), "it grows from the tenth measurement on"
     assert result.state["beta"]["beta"] == status["beta"]
     submit(placed.actor, "second")

@@ -172,3 +172,20 @@ def test_a_neighbours_similarity_is_a_cosine_whatever_the_metric(metric: Any) ->
         }[metric]
         estimate, cosine = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(similarity), float(vector @ other)
         assert estimate == pytest.approx(cosine, abs=1e-5) if metric != "manhattan" else -1 <= estimate <= cosine + 1e-6
+
+
+def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+
+    async def run() -> list[int]:
+        after, _ = after_reply_of(Counter())
+        seen = []
+        for confidence in (0.1, 0.1, 1.0):
+            answer = some_answer()
+            answer.verdict.confidence = confidence
+            await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), remember=False), Lookup(None, None, 0.0))
+            await after.drain(10)
+            seen.append(after.gated_in_a_row)
+        return seen
+
+    assert asyncio.run(run()) == [1, 2, 0]

@@ -126,6 +126,17 @@ def test_the_table_shows_intervals_seeds_and_paired_differences(services):
     assert 0 < summary["operations_gain"]["p"] < 0.01
 
 
+def test_an_evaluation_in_which_nobody_answered_says_so(services, capsys):
+    scored = [score_group(g, RewardsConfig(), services=services) for g in (group("a", [None, None]), group("b", ["3", None]))]
+    summary = evaluate.summary_of(parse({}), "v", scored, services)
+    assert summary["answered"] == 1
+    evaluate.show(summary)
+    assert "warning: 3 of 4 episodes gave no answer" in capsys.readouterr().err
+    wrong = score_group(group("c", ["3"]), RewardsConfig(), services=services)
+    evaluate.show(evaluate.summary_of(parse({}), "v", [wrong], services))
+    assert capsys.readouterr().err == "", "a wrong answer is one"
+
+
 def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(services, tmp_path):
     groups = [group("a", ["1/2", None]), group("b", ["3", "1/2"]), group("c", ["3", "3"], truth=None)]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]

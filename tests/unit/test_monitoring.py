@@ -28,7 +28,7 @@ def step_metrics() -> set[str]:
     """Names in Prometheus of the metrics of docs/metrics.md that every run logs, and of evaluations."""
     rows = re.findall(r"^\| (`.*?) \|.*\| (.*?) \|$", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     cells = [cell for cell, when in rows if when.startswith(("always", "every", "with a built-in"))]
-    logged = {*re.findall(r"`([^`]+)`", " ".join(cells)), "evolve/confidence"}  # `evolve/NAME`: every update of a service
+    logged = {*re.findall(r"`([^`]+)`", " ".join(cells)), "evolve/confidence", "policy/kl"}  # updates of a service; a KL term
     return {f"ray_{metric_name(name)}" for name in logged}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pixelis.telemetry import diagnosis
 from pixelis.telemetry.events import as_number, plain
 from pixelis.telemetry.html.charts import Series
 from pixelis.telemetry.html.details import mappings
@@ -84,6 +85,9 @@ def render_report(
     """
     facts = plain(summary)
     results = [_result(arm) for arm in mappings(facts.get("arms"))]
+    stages = _stages(curves)
+    diagnoses = [(stage or "training", diagnosis.of_run(steps)) for stage, steps in stages.items()]
+    diagnoses += [(str(arm.get("name", "")), diagnosis.of_evaluation(arm)) for arm in mappings(facts.get("arms"))]
     shift, seconds = facts.get("shift"), facts.get("seconds") or {}
     return render(
         "report.html",
@@ -94,7 +98,8 @@ def render_report(
         differences=_differences(facts.get("paired")),
         shift=_shift(shift) if isinstance(shift, dict) and "before" in shift and "after" in shift else None,
         clusters=_clusters(mappings(facts.get("arms")), examples or {}),
-        stages=_stages(curves),
+        problems=[(name, problem) for name, problem in diagnoses if problem],
+        stages={stage: figures for stage, steps in stages.items() if (figures := _figures(_series(steps)))},
         episodes=episodes,
         seconds={name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None},
     )
@@ -160,19 +165,23 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _stages(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Figure]]:
-    """Stage -> its figures, in order of appearance; stages without numbers are left out."""
-    stages: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    counts: dict[str, int] = {}
+def _stages(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Stage -> its steps, in order of appearance."""
+    stages: dict[str, list[Mapping[str, Any]]] = {}
     for row in curves:
-        stage = str(row.get("stage") or STAGES.get(str(row.get("kind")), ""))
-        counts[stage] = counts.get(stage, -1) + 1
+        stages.setdefault(str(row.get("stage") or STAGES.get(str(row.get("kind")), "")), []).append(row)
+    return stages
+
+
+def _series(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Metric -> its points, at the number of the step or of the row."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for number, row in enumerate(steps):
         step = as_number(row.get("step"))
         for key, value in row.items():
             if "/" in key and (y := as_number(value)) is not None:
-                series = stages.setdefault(stage, {})
-                series.setdefault(key, []).append((float(counts[stage]) if step is None else step, y))
-    return {stage: _figures(series) for stage, series in stages.items()}
+                series.setdefault(key, []).append((float(number) if step is None else step, y))
+    return series
 
 
 def _figures(series: Mapping[str, Series]) -> list[Figure]:
