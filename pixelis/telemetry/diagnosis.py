@@ -60,9 +60,8 @@ class Alarms:
             alarms["calls"] = "no episode of this batch called an operation"
         for key, origin in KL.items():
             if (value := as_number(metrics.get(key)) or 0.0) > KL_LIMIT:
-                text = f"the policy is {value:.2g} nats a token away {origin} ({key}, limit {KL_LIMIT})"
-                helps = ["a lower learner.lr", "a KL term (rft.loss.kl)", "fewer passes over a batch (rft.epochs_per_batch)"]
-                alarms[f"{key}, {value > 10 * KL_LIMIT}"] = _sentence(text, helps)
+                text = f"the policy is {value:.2g} nats a token away {origin} ({key} is above {KL_LIMIT}). If it answers worse, "
+                alarms[f"{key}, {value > 10 * KL_LIMIT}"] = f"{text}lower learner.lr, or raise rft.loss.kl"
         new = {kind: text for kind, text in alarms.items() if step - self.raised.get(kind, -REPEAT_STEPS) >= REPEAT_STEPS}
         self.raised |= dict.fromkeys(new, step)
         return list(new.values())
