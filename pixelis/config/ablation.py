@@ -8,11 +8,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, StringConstraints, model_validator
 
 from pixelis.config.base import Section, leaf_keys
-from pixelis.config.load import find, load, read_yaml, validated
+from pixelis.config.load import find, load, parse_value, read_yaml, validated
 from pixelis.config.root import Config, absolute
 from pixelis.errors import BadConfig
 
@@ -87,10 +86,7 @@ def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
         if not equals:
             raise BadConfig(f"`{word}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
         if key in own:
-            try:
-                values[key] = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise BadConfig(f"`{word}` is not YAML: {error}", fix="close its brackets and quotes") from None
+            values[key] = parse_value(AblationConfig, key, text)
     overrides = [word for word in words if word.partition("=")[0] not in own]
     if overrides and isinstance(known := values.get("overrides") or [], list):  # `validated` refuses anything else
         values["overrides"] = [*known, *overrides]

@@ -69,13 +69,15 @@ def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, A
     return rows
 
 
-def accepts_null(kind: type[BaseModel], path: str) -> bool:
-    """Whether the key at ``path`` of ``kind`` may be ``null``."""
-    name, _, rest = path.partition(".")
-    annotation = field.annotation if (field := kind.model_fields.get(name)) else None
-    if rest:
-        return isinstance(annotation, type) and issubclass(annotation, BaseModel) and accepts_null(annotation, rest)
-    return type(None) in get_args(annotation)
+def annotation_of(kind: type[BaseModel], path: str) -> Any:
+    """The type of the key at ``path`` of ``kind``, which may lie in a map; None for an unknown key."""
+    annotation: Any = kind
+    for name in path.split("."):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            annotation = field.annotation if (field := annotation.model_fields.get(name)) else None
+        else:
+            annotation = get_args(annotation)[1] if get_origin(annotation) is dict else None
+    return annotation
 
 
 RENAMED = {

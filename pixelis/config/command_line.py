@@ -52,12 +52,13 @@ def from_command_line(
         flags = [a for a in args if a.startswith("-") and a != "--dry-run"]
         if flags:
             raise BadConfig(f"unknown option {flags[0]}", fix=_suggestion(flags[0], args))
-        files = [a for a in args if not a.startswith("-") and "=" not in a]
+        # Folders are also named after settings: runs/lr=0.1/config.yaml.
+        files = [a for a in args if not a.startswith("-") and ("=" not in a or os.path.isfile(a))]
         if len(files) > 1:
             raise BadConfig(
                 f"{len(files)} configuration files: {' '.join(files)}", fix="give one file that extends the other with `extends:`"
             )
-        overrides = [a for a in args if "=" in a and not a.startswith("-")]
+        overrides = [a for a in args if a not in files and not a.startswith("-") and a != "--dry-run"]
         config, origins = load_with_origins(files[0] if files else default, overrides)
         config = absolute(config)
     except (BadConfig, MissingFile) as error:
@@ -121,6 +122,7 @@ def _print_help(doc: str, job: str, args: Sequence[str], default: str | None) ->
         text = section_help(topics[0])
     else:
         usage = f"usage: pixelis {job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help [SECTION | --all]]"
+        usage += "\nA text is taken as it is; lists and maps are YAML: '[a, b]', '{a: 1}'; null restores the default."
         start = f"Without CONFIG.yaml it runs {default}; `pixelis recipes` lists the recipes." if default else ""
         text = "\n\n".join(part for part in (doc.strip(), usage, start, _overview(job)) if part)
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
 
-from pixelis.config.base import Section, accepts_null, leaf_keys, merge, unknown_keys
+from pixelis.config.base import Section, annotation_of, leaf_keys, merge, unknown_keys
 from pixelis.config.presets.algorithms import algorithm_settings
 from pixelis.config.presets.rewards import reward_settings
 from pixelis.config.rewards import RewardsConfig
@@ -63,7 +64,7 @@ def load_with_origins(path: str | Path | None = None, overrides: list[str] | Non
     for section, path_of_name in names.items():
         for key, text in pairs:
             if key == path_of_name:
-                values = _replaced(values, {section: {key.partition(".")[2]: _scalar(text)}})
+                values = _replaced(values, {section: {key.partition(".")[2]: parse_value(Config, key, text)}})
     for key, text in pairs:
         _override(values, key, text)
     return parse(values), _origins(values, layers, keys)
@@ -200,18 +201,33 @@ def _override(values: dict[str, Any], key: str, text: str) -> None:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise BadConfig(f"`{key}`: `{name}` is a value, not a section")
-    value = _scalar(text)
-    if value is None and not accepts_null(Config, key) and key in {path for path, *_ in leaf_keys(Config)}:
+    value = parse_value(Config, key, text)
+    is_nullable = type(None) in get_args(annotation_of(Config, key))
+    if value is None and not is_nullable and key in {path for path, *_ in leaf_keys(Config)}:
         node.pop(last, None)
         return
     node[last] = value
 
 
-def _scalar(text: str) -> Any:
+def parse_value(kind: type[Section], key: str, text: str) -> Any:
+    """The value that ``text`` has on the command line for ``key`` of ``kind``.
+
+    All of it, as it is, if the key takes a text; ``null`` remains null, and where the key also takes a list or a map, brackets or
+    braces around the text make it one. YAML for all other keys. Raises BadConfig for what is no list or map where one belongs.
+    """
+    annotation = annotation_of(kind, key)
+    kinds = [annotation] if get_origin(annotation) not in (Union, UnionType) else get_args(annotation)
+    many = [part for part in kinds if get_origin(part) in (list, tuple, dict)]
+    takes_text = any(part is str or (get_origin(part) is Literal and isinstance(get_args(part)[0], str)) for part in kinds)
+    if takes_text and text != "null" and not (many and text[:1] + text[-1:] in ("[]", "{}")):
+        return text
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
-        return text
+        value = text
+    if isinstance(value, str) and many:
+        fix = "write a list as [a, b] or a map as {a: 1, b: 2}, with quotes around texts that have ` #`, `: ` or a comma"
+        raise BadConfig(f"{key}={text} is no list or map in YAML", fix=fix)
     if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
         try:
             return float(value)

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -321,7 +322,8 @@ def absolute(config: Config) -> Config:
 def _absolute(text: str) -> str:
     if text in ("nano", "mobilenet", "grabcut") or text.startswith(("cards:", "packaged:")) or "://" in text:
         return text
-    name, root = match.groups() if (match := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
+    match = None if os.path.exists(text.partition("?")[0]) else re.fullmatch(r"(\w+:)(.+)", text)
+    name, root = match.groups() if match else ("", text)
     path = Path(root).expanduser()
     if root.startswith("configs/") and not path.exists():
         path = shipped(root) or path

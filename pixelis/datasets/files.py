@@ -82,7 +82,7 @@ class Source:
     def of(cls, text: str) -> Source:
         """Parse a source; BadInput for an unknown option."""
         path, _, query = text.partition("?")
-        pairs = parse_qsl(query, keep_blank_values=True)
+        pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
         own = {key: value for key, value in pairs if key in OPTIONS and value}
         others = [(key, value) for key, value in pairs if key not in OPTIONS]
         if others and not _SCHEME.match(path):

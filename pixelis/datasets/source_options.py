@@ -12,7 +12,7 @@ from pixelis.errors import BadInput
 def parse_options(source: str, allowed: Collection[str]) -> tuple[str, dict[str, str]]:
     """What stands before the ``?`` of a source, and its options; BadInput for an option that is not ``allowed``."""
     name, _, query = source.partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    options = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
     if unknown := [key for key in options if key not in allowed]:
         fix = f"options are {', '.join(allowed)}" if allowed else "leave it out"
         raise BadInput(f"{source}: unknown option {unknown[0]!r}{suggest(unknown[0], allowed)}", fix=fix)

@@ -79,7 +79,7 @@ def test_the_plan_names_differences_and_places(
         (["arms={plain: [], ../up: []}"], "pattern"),
         (["stage=rtf"], "'sft', 'rft', 'ttrl' or 'evaluate'"),
         (["metric=acuracy"], "'accuracy'"),
-        (["seeds=[1, 2"], "`seeds=[1, 2` is not YAML"),
+        (["seeds=[1, 2"], "seeds=[1, 2 is no list or map in YAML"),
         (["evaluate.direct=true"], "arm plain: evaluate.direct=true would mix"),
         (["run.seed=3"], "run.seed=3 belongs to the trials"),
         (["learner.lrr=3"], "arm plain: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)"),

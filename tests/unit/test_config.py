@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.base import RENAMED, SYNONYMS, leaf_keys
+from pixelis.config.base import RENAMED, SYNONYMS, Section, leaf_keys
 from pixelis.config.command_line import SECTIONS
+from pixelis.config.load import parse_value
 from pixelis.config.root import recipe_files
 from pixelis.errors import BadConfig, MissingFile
 
@@ -25,6 +26,43 @@ def test_overrides_reach_their_key_and_keep_the_rest() -> None:
     c = config.load(None, ["learner.lr=3e-4", "rewards.weights.curiosity=0.5", "policy.adapter=runs/x", "run.seed=7"])
     assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == (3e-4, 0.5, "runs/x", 7)
     assert c.rewards.weights.accuracy == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["/d/set #1/train.jsonl", "/d/a: b/c+d, e.json", "[old]", "*best", "'7'", "2024", "1e5", "no", " x", ""]
+)
+def test_a_text_on_the_command_line_is_taken_as_it_is(text: str) -> None:
+    c = config.load(None, [f"data.train={text}", f"policy.adapter={text}", f"evaluate.sets.mine={text}"])
+    assert (c.data.train, c.policy.adapter, c.evaluate.sets["mine"]) == (text, text, text)
+
+
+def test_lists_and_maps_on_the_command_line_are_yaml() -> None:
+    c = config.load(
+        None, ['refinement.holdout.sources=["/d/set #1", b]', "evaluate.sets={a: '/d: 2'}", "learner.betas=[0.5, 1e-1]"]
+    )
+    assert (c.refinement.holdout.sources, c.evaluate.sets) == (["/d/set #1", "b"], {"a": "/d: 2"})
+    assert c.learner.betas == (0.5, 0.1)
+    for text in ("zoom_in", "[a #1, b]", "/d/set #1"):
+        with pytest.raises(BadConfig, match="no list or map in YAML"):
+            config.load(None, [f"toolbox.operations={text}"])
+
+
+def test_a_key_of_a_text_or_a_list_is_a_list_in_brackets() -> None:
+    class Either(Section):
+        sources: str | list[str] = ""
+
+    assert [parse_value(Either, "sources", text) for text in ("[a, b]", "a, b", "[a", "null")] == [["a", "b"], "a, b", "[a", None]
+
+
+def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("lr=0.1/config.yaml", "shots: day 1/rows.jsonl"):
+        Path(file).parent.mkdir()
+        Path(file).write_text("run: {name: again}")
+    words = ["lr=0.1/config.yaml", "run.seed=3", "data.train=shots: day 1/rows.jsonl?media=a: b"]
+    c = config.from_command_line("Doc.", "rft", words)
+    assert (c.run.name, c.run.seed) == ("again", 3)
+    assert c.data.train == f"{tmp_path}/shots: day 1/rows.jsonl?media=a: b"
 
 
 @pytest.mark.slow

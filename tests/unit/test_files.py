@@ -18,6 +18,7 @@ from pyarrow import fs
 from pixelis.datasets import files
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.files import Row, Source, read_file
+from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
 
 LOCAL = fs.LocalFileSystem()
@@ -159,6 +160,11 @@ def test_a_filesystem_is_named_by_its_uri(tmp_path: Path) -> None:
     assert [row.values for row in read_file(system, result[0]) if isinstance(row, Row)] == [{"a": 1}]
     bucket, path = Source.of("s3://bucket/rows.parquet?region=eu-west-1&format=r1v").open()
     assert (bucket.type_name, bucket.region, path) == ("s3", "eu-west-1", "bucket/rows.parquet")
+
+
+def test_a_plus_in_a_source_is_a_plus() -> None:
+    assert Source.of("/d/a+b #1/rows.jsonl?media=c+d: 2").media == "c+d: 2"
+    assert parse_options("x+y:/d/a+b?split=train+val", ["split"]) == ("x+y:/d/a+b", {"split": "train+val"})
 
 
 @pytest.mark.parametrize("source", ["a.jsonl?formt=r1v", "nowhere://bucket/a.jsonl"])
