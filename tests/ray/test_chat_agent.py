@@ -63,7 +63,7 @@ def test_a_chat_model_gains_by_operations(
     keys = [
         f"evaluate.api.url={server.url}",
         "evaluate.api.model=m",
-        "evaluate.api.api_key_env=''",
+        "evaluate.api.api_key_env=",
         "evaluate.api.operations=true",
     ]
     keys += [f"data.evaluate={tmp_path / 'rows.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.name=own", "evaluate.direct=true"]

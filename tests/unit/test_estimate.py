@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from command_line import pixelis
 from public_models import PUBLIC, save_configs
 from tiny_policy import LORA, Maker, folder, policy
 
@@ -220,6 +221,19 @@ def test_a_nucleus_is_noted(public: dict[str, str]) -> None:
     (found,) = (f for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "sampling")
     assert found.level == "note"
     assert "rft.sampling.top_p 0.9" in found.text
+
+
+def test_a_dry_run_reads_the_file_whose_path_has_marks_of_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "set #1: c+d" / "train.jsonl"
+    file.parent.mkdir()
+    rows = [{"id": f"q{i}", "question": f"What is {i} + 1?", "answers": [str(i + 1)]} for i in range(8)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"policy.model={folder('qwen2_5_vl')}", "policy.lora.rank=16", "dialogue.max_context=4096", f"data.train={file}"]
+    code, out, err = pixelis(capsys, monkeypatch, "rft", "configs/first_run/rft.yaml", *words, "--dry-run")
+    assert (code, yaml.safe_load(out)["data"]["train"]) == (0, str(file)), err
+    assert f"ok     data.train={file}\n" in err
 
 
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:

@@ -261,7 +261,7 @@ def test_all_questions_of_an_endless_set_are_refused() -> None:
 @pytest.mark.slow
 def test_a_stopped_evaluation_does_not_wait_for_a_slow_service(rows: Path, tmp_path: Path) -> None:
     server = ChatServer(3600.0)
-    arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=m", "evaluate.api.api_key_env=''"]
+    arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=m", "evaluate.api.api_key_env="]
     command = [sys.executable, "-m", "pixelis.jobs.evaluate", *arguments, f"data.evaluate={rows}", f"run.dir={tmp_path / 'run'}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

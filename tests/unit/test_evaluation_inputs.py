@@ -45,7 +45,7 @@ def test_an_evaluation_is_not_compared_with_itself(tmp_path: Path, questions: Pa
         words = [f"evaluate.baseline={baseline}", f"run.dir={run}", f"data.evaluate={questions}"]
         with pytest.raises(BadConfig, match="with itself"):
             evaluate.run(load(None, words))
-        api = ["evaluate.api.url=http://127.0.0.1:9", "evaluate.api.model=m", "evaluate.api.api_key_env=''"]
+        api = ["evaluate.api.url=http://127.0.0.1:9", "evaluate.api.model=m", "evaluate.api.api_key_env="]
         for more in (api, [f"evaluate.answers={tmp_path / 'given.json'}"]):
             for last in ([], ["--dry-run"]):
                 code, _, err = pixelis(capsys, monkeypatch, "evaluate", *words, *more, *last)
@@ -97,7 +97,7 @@ def test_held_out_questions_must_be_complete_whatever_training_may_skip(
 
 @pytest.mark.parametrize("name", ["vstar/direct", "", "/", "x" * 101])
 def test_names_that_cannot_be_those_of_files_are_refused(name: str) -> None:
-    for word in (f"run.name={json.dumps(name)}", f"evaluate.sets={{{json.dumps(name)}: 'cards:'}}"):
+    for word in (f"run.name={name}", f"evaluate.sets={{{json.dumps(name)}: 'cards:'}}"):
         with pytest.raises(BadConfig, match="names files"):
             load(None, [word])
 

@@ -117,7 +117,7 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Pat
     for name in ("a.jsonl", "b.jsonl"):
         (source / name).unlink()
     add(source, *rows(source.parent, 3))
-    judge = ["rewards.judge.model=m", "rewards.judge.api_key_env=''", "rewards.judge.concurrency=1"]
+    judge = ["rewards.judge.model=m", "rewards.judge.api_key_env=", "rewards.judge.concurrency=1"]
     judge += [
         "refinement.quality.judge=true",
         "refinement.quality.judge_repeats=1",
