@@ -29,6 +29,7 @@ from ray.exceptions import RayError, RayTaskError
 
 import pixelis
 from pixelis import errors
+from pixelis.actors.ray_start import check_session_folder, check_token_folder, start_failure
 from pixelis.config import Config
 from pixelis.config.base import leaf_keys
 from pixelis.errors import InfraFailure, PixelisError
@@ -66,11 +67,12 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
     """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Does nothing if connected.
 
     store_bytes: size that the job needs of all object stores together, largest_object: of one of them. Warns if a joined cluster
-    has less; raises InfraFailure if no node can hold the largest object.
+    has less; raises InfraFailure if no node can hold the largest object, and with the cause if a cluster cannot start.
     """
     if ray.is_initialized():
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    address = None if address == "local" else address
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
     # Hides the GPUs from processes that reserve none, before any library looks for them; see `use_reserved_gpus`.
     env["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
@@ -86,6 +88,8 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         if secrets:
             options["runtime_env"]["worker_process_setup_hook"] = _set_secrets(secrets)
     else:
+        check_session_folder()
+        check_token_folder()
         # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that Ray has prestarted.
         inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env | _haproxy_env()
         options |= {
@@ -104,11 +108,7 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
             fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
         ) from None
     except Exception as error:  # Ray raises plain exceptions, for example when its start times out
-        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InfraFailure(
-            f"Ray did not start: {message}",
-            fix="try again when the machine is less busy; check free disk space in /tmp and `pixelis doctor`",
-        ) from None
+        raise start_failure(error, address) from None
     if address:
         check_object_stores(ray.nodes(), store_bytes, largest_object)
     # ray.init replaces the handler of SIGTERM; restore the driver's.

@@ -1,0 +1,87 @@
+"""Checks where a local Ray cluster writes before it starts, and names the cause of a failed start.
+
+Standard library only, because `pixelis doctor` makes the same checks before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from pixelis.errors import InfraFailure
+
+SOCKET_CHARACTERS = 107
+"""Longest path of a Unix socket, in bytes."""
+FIXES = (
+    ("Too many open files", "raise the limit of open files: ulimit -n 65536"),
+    (
+        "start new thread|Resource temporarily unavailable",
+        "raise the limit of processes: ulimit -u, or a container's --pids-limit",
+    ),
+    ("No space left|quota exceeded", "free the disk of Ray's sessions, or set RAY_TMPDIR to a folder on another disk"),
+    ("home directory", "set HOME to a folder that you can write to"),
+    ("Version mismatch", "use the versions of Ray and Python that the cluster has"),
+    (r"\b[Tt]oken", "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token, or unset it for a local cluster"),
+    ("[Tt]imed out|GCS|raylet", "the machine may have been too busy: run the command again"),
+)
+"""Causes of a failed start, as a pattern of Ray's message or of its logs, and their fixes."""
+_LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MULTILINE)
+
+
+def session_folder() -> tuple[str, str]:
+    """The variable that names the folder of Ray's sessions, and that folder. Ray creates `ray` in it."""
+    for variable in ("RAY_TMPDIR", "TMPDIR"):
+        if variable in os.environ:
+            return variable, os.environ[variable]
+    return "RAY_TMPDIR", "/tmp"  # nosec B108 (Ray's default)
+
+
+def check_session_folder() -> None:
+    """Raise InfraFailure if Ray cannot write its sessions, or if the path of its socket would be too long."""
+    variable, folder = session_folder()
+    if not os.path.isabs(folder):
+        raise InfraFailure(f"{variable}={folder} is no absolute path, which Ray needs", fix=f"set {variable}=/tmp")
+    session = f"session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{os.getpid()}"
+    characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
+    if (excess := characters - SOCKET_CHARACTERS) > 0:
+        raise InfraFailure(
+            f"{variable}={folder} is too long: the path of Ray's socket in it would have {characters} characters, the limit is "
+            f"{SOCKET_CHARACTERS}",
+            fix=f"set {variable}=/tmp, or another folder whose path has at most {len(os.fsencode(folder)) - excess} characters",
+        )
+    check_writable(Path(folder, "ray"), "Ray's sessions", f"set {variable}=/tmp, or another folder that you can write to")
+
+
+def check_token_folder() -> None:
+    """Raise InfraFailure if Ray cannot write the token of a local cluster, unless it has one."""
+    token = Path(os.path.expanduser("~"), ".ray", "auth_token")
+    chosen = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    if not chosen and os.environ.get("RAY_AUTH_MODE") != "disabled" and not os.path.isfile(token):
+        check_writable(token.parent, "Ray's token", "set HOME to a folder that you can write to")
+
+
+def check_writable(folder: Path, content: str, fix: str) -> None:
+    """Write a file in ``folder``, or where that will be created. Raises InfraFailure with ``content`` and ``fix``."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    try:
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise InfraFailure(f"{content} cannot be written to {folder}: {existing}: {error.strerror}", fix=fix) from None
+
+
+def start_failure(error: Exception, address: str | None) -> InfraFailure:
+    """The failure to start a local cluster, or to join the one at ``address``, with its cause from Ray's message or logs."""
+    message = " ".join(str(error).split())[:400] or type(error).__name__
+    folder = os.path.join(session_folder()[1], "ray")
+    if not address:
+        logs = [path for name in ("gcs_server", "raylet") for path in Path(folder).glob(f"session_*_{os.getpid()}/logs/{name}.*")]
+        logged = [match[1].strip() for path in logs if (match := _LOGGED.search(path.read_text(errors="replace")))]
+        message += f": {logged[0]}" if logged else ""
+    fix = next((fix for pattern, fix in FIXES if re.search(pattern, message)), "`pixelis doctor` checks this machine")
+    if address:
+        return InfraFailure(f"the Ray cluster at {address} could not be joined: {message}", fix=fix)
+    return InfraFailure(f"Ray did not start: {message}", fix=f"{fix}; Ray's logs are in {folder}/session_latest/logs")
