@@ -102,9 +102,11 @@ class GeneratorScaler:
                 log.exception("the number of generators could not be adapted")
 
     async def _scale(self) -> None:
-        sessions = sum(n or 0 for n in await asyncio.gather(*(self._sessions(name) for name in self.names)))
+        full = self.config.engine.max_num_seqs  # of one that does not answer: it is as busy as can be
+        answers = await asyncio.gather(*(self._sessions(name) for name in self.names))
+        sessions = sum(full if answer is None else answer for answer in answers)
         count = len(self.names) + (self.starting is not None)
-        wanted = self.scaling.wanted(count, sessions / self.config.engine.max_num_seqs, time.monotonic())
+        wanted = self.scaling.wanted(count, sessions / full, time.monotonic())
         if self.evolution is not None:
             with contextlib.suppress(RayError, ValueError):  # it may be restarting: it gets the list next time
                 await ray.get_actor(self.evolution).use_generators.remote(self.names)
@@ -158,10 +160,7 @@ class GeneratorScaler:
             self.starting = None
 
     async def _retire(self, name: str) -> None:
-        """End a generator when the gateways have taken notice and its episodes have ended.
-
-        One that does not answer is as busy as can be.
-        """
+        """End a generator when the gateways have taken notice and its episodes have ended."""
         self.log.write(events.LEFT, generator=name, generators=len(self.names))
         deadline = time.monotonic() + self.config.serve.timeout_s
         await asyncio.sleep(3 * POLL_S)

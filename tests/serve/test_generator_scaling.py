@@ -30,7 +30,8 @@ from pixelis.serve.backends import Backends
 from pixelis.telemetry import events
 
 MOST, CALLERS = 3, 24
-BODY = {"question": "wait 0.3 say 7", "image": picture_url()}
+BODY = {"question": "wait 2 say 7", "image": picture_url()}
+"""Long enough that few requests a second, as a slow machine makes them, keep all generators busy."""
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 8)), max_size=60), st.integers(1, 3), st.integers(0, 3))
@@ -98,6 +99,20 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
     else:
         assert 1 <= time.monotonic() - started < 20, "it is ended when its requests have timed out"
     assert killed == ([] if isinstance(answers[-1], ActorDiedError) else [generator])
+
+
+def test_a_generator_that_does_not_answer_counts_as_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Generator:
+        def __init__(self) -> None:
+            self.health = SimpleNamespace(remote=lambda: asyncio.sleep(60))
+
+    overrides = [f"run.dir={tmp_path}", "engine.max_workers=2", "engine.health_timeout_s=0.01", "serve.upscale_delay_s=0"]
+    scaler = GeneratorScaler.__ray_metadata__.modified_class(load(None, overrides), "s", ["s-generator-0"], "store")
+    scaler.handles["s-generator-0"] = Generator()
+    started = list[int]()
+    monkeypatch.setattr(scaler, "_start", lambda index: asyncio.sleep(0, started.append(index)))
+    asyncio.run(scaler._scale())
+    assert started == [1]
 
 
 @ray.remote(num_cpus=0)
