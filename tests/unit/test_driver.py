@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_policy
@@ -290,6 +293,22 @@ def test_watch_passes_the_error_of_the_work_on(config: Config, monkeypatch: pyte
         jobs.watch(config, "sft", 5, work, lambda: (0, {}))
 
 
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def terminated(makes_steps: bool) -> Callable[[], tuple[int, dict[str, Any]]]:
+    """Progress of a job that gets a SIGTERM when its driver asks for the fourth time."""
+    calls = itertools.count()
+
+    def poll() -> tuple[int, dict[str, Any]]:
+        if (call := next(calls)) == 3:
+            terminate()
+        return (call if makes_steps else 0), {}
+
+    return poll
+
+
 @pytest.mark.usefixtures("keep_sigterm")
 def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
     config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -303,9 +322,8 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
             time.sleep(0.01)
         saved.append("checkpoint")
 
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, learner, lambda: (0, {}), stop=released.set)
+        jobs.watch(config, "rft", 5, learner, terminated(makes_steps=False), stop=released.set)
     assert caught.value.code == 130
     assert saved == ["checkpoint"]
     assert "checkpoint" in capfd.readouterr().err
@@ -320,7 +338,7 @@ def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config,
         monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", wait)
         assert jobs.stop_s() == seconds
     Path(config.run.dir).mkdir()
-    steps, saved = iter(range(100)), list[str]()
+    saved = list[str]()
 
     def learner() -> None:
         while not jobs.stop_file(config).exists():
@@ -328,16 +346,12 @@ def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config,
         time.sleep(0.5)
         saved.append("checkpoint")
 
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(SystemExit), jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, learner, lambda: (next(steps), {}), grace_s=60)
+        jobs.watch(config, "rft", 5, learner, terminated(makes_steps=True), grace_s=60)
     assert saved == ["checkpoint"]
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    started = time.monotonic()
-    end = threading.Event()
+    started, end, again = time.monotonic(), threading.Event(), threading.Timer(0.1, terminate)
     with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, end.wait, lambda: (next(steps), {}), grace_s=60)
+        jobs.watch(config, "rft", 5, end.wait, terminated(makes_steps=True), stop=again.start, grace_s=60)
     assert (caught.value.code, time.monotonic() - started < 30) == (130, True)
     end.set()
 
@@ -347,11 +361,10 @@ def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, mo
     monkeypatch.setattr(jobs, "POLL_S", 0.02)
     Path(config.run.dir).mkdir()
     end = threading.Event()
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     started = time.monotonic()
     with pytest.raises(SystemExit), jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, end.wait, lambda: (0, {}), grace_s=0.3)
-    assert 0.4 < time.monotonic() - started < 30
+        jobs.watch(config, "rft", 5, end.wait, terminated(makes_steps=False), grace_s=0.3)
+    assert 0.3 < time.monotonic() - started < 30
     end.set()
 
 

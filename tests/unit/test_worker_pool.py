@@ -127,7 +127,7 @@ def test_a_right_answer_whose_process_is_killed_stays_right():
     services = Services(RewardsConfig(math=MathScorerConfig(workers=1, timeout_s=20.0)))
 
     def kill() -> None:
-        worker = services.math_workers._idle.get(timeout=5)
+        worker = services.math_workers._idle.get(timeout=60)
         worker.process.kill()
         worker.process.wait()
         services.math_workers._idle.put(worker)
@@ -166,7 +166,7 @@ def test_workers_for_formulas_get_no_secrets(services, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "secret")
     with_secrets = Services(RewardsConfig())
     try:
-        worker = with_secrets.math_workers._idle.get(timeout=5)
+        worker = with_secrets.math_workers._idle.get(timeout=60)
         environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
         with_secrets.math_workers._idle.put(worker)
         assert b"SOME_API_KEY" not in environment
