@@ -25,7 +25,9 @@ FIXES = (
     ("home directory", "set HOME to a folder that you can write to"),
     ("Version mismatch", "use the versions of Ray and Python that the cluster has"),
     (r"\b[Tt]oken", "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token, or unset it for a local cluster"),
-    ("[Tt]imed out|GCS|raylet", "the machine may have been too busy: run the command again"),
+    ("object_store_memory", "lower cluster.object_store_bytes"),
+    ("Invalid.* address", "set RAY_ADDRESS or cluster.address to HOST:PORT of the cluster's head"),
+    ("[Tt]imed out|overloaded|Failed to connect", "the machine may have been too busy: run the command again"),
 )
 """Causes of a failed start, as a pattern of Ray's message or of its logs, and their fixes."""
 _LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MULTILINE)

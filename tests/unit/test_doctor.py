@@ -175,7 +175,9 @@ def test_folders_that_cannot_be_written_are_named_with_their_variable(tmp_path: 
             "10.0.0.1:6379",
             "the cluster has",
         ),
-        ("Attempting to cap object store memory usage at 10 bytes", None, "pixelis doctor"),
+        ("Invalid Ray address: 'http://10.0.0.1:8265'. Set RAY_ADDRESS to the GCS address", "http://10.0.0.1:8265", "HOST:PORT"),
+        ("You can adjust these settings with ray.init(memory=, object_store_memory=)", None, "lower cluster.object_store_bytes"),
+        ("Something new", None, "pixelis doctor"),
     ],
 )
 def test_a_failed_start_names_its_cause(message: str, address: str | None, fix: str) -> None:
