@@ -22,7 +22,6 @@ FIXES = (
         "raise the limit of processes: ulimit -u, or a container's --pids-limit",
     ),
     ("No space left|quota exceeded", "free the disk of Ray's sessions, or set RAY_TMPDIR to a folder on another disk"),
-    ("home directory", "set HOME to a folder that you can write to"),
     ("Version mismatch", "use the versions of Ray and Python that the cluster has"),
     (r"\b[Tt]oken", "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token, or unset it for a local cluster"),
     ("object_store_memory", "lower cluster.object_store_bytes"),
@@ -44,8 +43,6 @@ def session_folder() -> tuple[str, str]:
 def check_session_folder() -> None:
     """Raise InfraFailure if Ray cannot write its sessions, or if the path of its socket would be too long."""
     variable, folder = session_folder()
-    if not os.path.isabs(folder):
-        raise InfraFailure(f"{variable}={folder} is no absolute path, which Ray needs", fix=f"set {variable}=/tmp")
     session = f"session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{os.getpid()}"
     characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
     if (excess := characters - SOCKET_CHARACTERS) > 0:
@@ -67,7 +64,9 @@ def check_token_folder() -> None:
 
 def check_writable(folder: Path, content: str, fix: str) -> None:
     """Write a file in ``folder``, or where that will be created. Raises InfraFailure with ``content`` and ``fix``."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    if not folder.is_absolute():  # also without a home folder
+        raise InfraFailure(f"{content} cannot be written to {folder}, which is no absolute path", fix=fix)
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     try:
         with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
             file.write(bytes(4096))
