@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from pixelis.actors import ray_start
+from pixelis.actors.cluster import connect
+from pixelis.config import load
 from pixelis.datasets.media_root import CACHE
 from pixelis.errors import InfraFailure
 from pixelis.jobs import doctor
@@ -128,9 +130,10 @@ def test_a_temporary_folder_that_is_too_long_is_named_with_the_value_to_set(
     folder = tmp_path / (letter * 90)
     folder.mkdir()
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv(variable, str(folder))
     with pytest.raises(InfraFailure, match=r"would have (\d+) characters, the limit is 107") as caught:
-        ray_start.check_session_folder()
+        connect(load(None, []))
     finding = next(check for check in doctor._folders() if check.name == f"Ray's sessions ({variable})")
     assert (finding.state, finding.needed, finding.fix) == ("wrong", True, caught.value.fix)
     assert str(finding.fix).startswith(f"set {variable}=/tmp, or")
