@@ -32,8 +32,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 GIB = 2**30
 QUICKSTART_MEMORY_GIB = 12
 """Tested upper bound of the quickstart's memory."""
-FREE_GIB = 1
-"""Free space that each folder should have."""
 MEDIA_CACHE = "~/.cache/pixelis/media"
 """As `datasets.media_root.CACHE`, which needs packages."""
 FIRST_PORT = 8000
@@ -204,27 +202,26 @@ def _folders() -> list[Check]:
     variable, sessions = session_folder()
     change = "change to a folder that you can write to, or set run.dir"
     move = "set HOME to a folder that you can write to, or add cache=FOLDER to the options of the source"
-    places: list[tuple[str, Path, Callable[[], None]]] = [
-        ("this folder", here, lambda: check_writable(here, "runs", change)),
-        (f"Ray's sessions ({variable})", Path(sessions), check_session_folder),
-        ("Ray's token (HOME)", Path(home), check_token_folder),
-        ("media of rows (HOME)", cache, lambda: check_writable(cache, "media that rows contain", move)),
+    return [
+        _folder("this folder", here, lambda: check_writable(here, "runs", change), free_gib=1),
+        _folder(f"Ray's sessions ({variable})", Path(sessions), check_session_folder, free_gib=1),
+        _folder("Ray's token (HOME)", Path(home), check_token_folder),
+        _folder("media of rows (HOME)", cache, lambda: check_writable(cache, "media that rows contain", move), needed=False),
     ]
-    return [_folder(*place, needed=place[1] != cache) for place in places]
 
 
-def _folder(name: str, folder: Path, check: Callable[[], None], needed: bool) -> Check:
+def _folder(name: str, folder: Path, check: Callable[[], None], free_gib: int = 0, needed: bool = True) -> Check:
     try:
         check()
     except PixelisError as error:
         return _check("folders", name, error.message, error.fix or "", needed)
     usage = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
     detail = f"{folder}, {usage.free / GIB:.1f} GiB free"
-    if usage.free < FREE_GIB * GIB:
-        return _check("folders", name, detail, f"free at least {FREE_GIB} GiB", needed)
+    if usage.free < free_gib * GIB:
+        return _check("folders", name, detail, f"free at least {free_gib} GiB", needed)
     is_full = name.startswith("Ray's sessions") and usage.used > 0.95 * (usage.used + usage.free)
     fix = "Ray does not spill objects to a disk that is more than 95 % full" if is_full else ""
-    return _check("folders", name, detail, fix, needed, "note")
+    return _check("folders", name, detail, fix, fault="note")
 
 
 def _network() -> list[Check]:
