@@ -235,7 +235,7 @@ def test_overload_is_refused_at_once(deployed: Deployed) -> None:
         started = time.monotonic()
 
         def ask(_: int) -> tuple[httpx.Response, float]:
-            response = deployed.ask("wait 1.2 say 7", learn=False)  # all 20 arrive before the first is done
+            response = deployed.ask("wait 1.8 say 7", learn=False)  # all 20 arrive before the first is done
             return response, time.monotonic() - started
 
         results = list(pool.map(ask, range(20)))

@@ -105,7 +105,7 @@ def test_f11_killing_a_replica_a_generator_and_a_shard_under_load_loses_no_answe
 def test_f12_requests_above_capacity_are_refused_at_once_and_the_others_answered(
     service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
-    slow = {**BODY, "question": "wait 0.3 say 7"}
+    slow = {**BODY, "question": "wait 3 say 7"}  # so that also the requests of a slow machine are above capacity
 
     def ask(_: int) -> tuple[float, httpx.Response]:
         at = time.monotonic()
