@@ -166,7 +166,7 @@ def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> Non
     async def watch() -> tuple[list[TurnEvent], list[float], Answer]:
         events, times = [], []
         agent = agent_without_memory("serve.augmentations=[grey_world]")
-        async for item in agent.stream(ask("say 7 pause 0.4", samples=2)):
+        async for item in agent.stream(ask("say 7 pause 1", samples=2)):
             if isinstance(item, Answer):
                 return events, times, item
             if isinstance(item, TurnEvent):  # the text of a turn comes before it
@@ -179,7 +179,7 @@ def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> Non
         (sample, 2, role, 0) for role in ("assistant", "tool", "assistant") for sample in (0, 1)
     ]
     assert {(e.sample, e.augmentation) for e in events} == {(0, None), (1, "grey_world")}
-    assert times[-1] - times[0] > 0.4  # two pauses lie between, the events did not wait for the answer
+    assert times[-1] - times[0] > 1  # two pauses lie between, the events did not wait for the answer
     event = events[2]
     assert event.turn.observation is not None
     assert (event.images[0].id, event.images[0].box) == ("obs1", (0.25, 0.25, 0.75, 0.75))
@@ -262,7 +262,7 @@ def test_a_deadline_cancels_the_work(generators: list[ActorHandle], stream: bool
         before = await count(generators, "cancelled")
         started = time.monotonic()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 0.5)
+            await asyncio.wait_for(anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 2)
         waited = time.monotonic() - started
         assert agent.router.stats()["generators/running"] == 0
 
@@ -272,7 +272,7 @@ def test_a_deadline_cancels_the_work(generators: list[ActorHandle], stream: bool
         await until(ended)
         return waited
 
-    assert run(wait()) < 5  # instead of the 30 s that the generator takes
+    assert run(wait()) < 20  # instead of the 30 s that the generator takes
 
 
 def test_closing_a_stream_cancels_the_work(generators: list[ActorHandle]) -> None:
