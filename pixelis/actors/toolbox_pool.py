@@ -91,7 +91,8 @@ class ToolboxPool:
             return Opened({}, {}), ([], [])
         if decoded:
             pixels = dict(zip(decoded, await asyncio.gather(*map(_value, decoded.values())), strict=True))
-            return Opened(decoded, {item.id: item.uri for item in media}), await self._first_look(pixels)
+            shown = {item.id: pixels[item.id] for item in media}
+            return Opened(decoded, {item.id: item.uri for item in media}), await self._first_look(shown)
         key = media_key(media) if self.config.toolbox.cache_bytes else None
         if key is not None and (cached := self.pictures.get(key)):
             return cached

@@ -25,6 +25,7 @@ from pixelis.records.question import (
     Seconds,
     Span,
     new_id,
+    place_media,
 )
 from pixelis.records.trajectory import Action, Group, ImageView, Observation, StopReason, Trajectory, Turn
 
@@ -66,4 +67,5 @@ __all__ = [
     "VersionStatus",
     "Vote",
     "new_id",
+    "place_media",
 ]

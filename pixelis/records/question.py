@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 SCHEMA_VERSION = 1
 
@@ -25,6 +26,7 @@ Coordinates = Literal["thousand", "pixels", "unit"]
 """A model's coordinate scale: 0..1000, pixels of the view, or 0..1."""
 
 
+_MARK = re.compile(r"<(image|video)>")
 _OBSERVATION = re.compile(r"obs\d+(\.\d+)?")
 """Ids of the images that operations return."""
 
@@ -74,6 +76,22 @@ class Media(Record):
             if not ends or ends != sorted(ends) or any(start == end for start, end in self.spans):
                 raise ValueError("`spans` are pairs of seconds [start, end], in order and without overlap")
         return self
+
+
+def place_media(text: str, kinds: Sequence[str]) -> list[int | str]:
+    """The text in pieces with the number of each medium at its ``<image>`` or ``<video>``; ``kinds`` are those of the media.
+
+    Media of a kind without marks come first. If a kind has another number of marks than media, its marks are text.
+    """
+    marked = {kind for kind in kinds if text.count(f"<{kind}>") == kinds.count(kind)}
+    numbers = {kind: iter([i for i, own in enumerate(kinds) if own == kind]) for kind in marked}
+    pieces: list[int | str] = [i for i, kind in enumerate(kinds) if kind not in marked]
+    end = 0
+    for mark in _MARK.finditer(text):
+        if mark[1] in marked:
+            pieces += [text[end : mark.start()], next(numbers[mark[1]])]
+            end = mark.end()
+    return [piece for piece in [*pieces, text[end:]] if piece != ""]
 
 
 class Region(Record):
@@ -143,7 +161,8 @@ class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
     ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names came with the
-    question itself. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names
+    question itself. ``media`` are sorted as the conversation shows them: at the marks ``<image>`` and ``<video>`` in a text, those
+    without before it. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names
     the operations that the policy may use for this question; None means all of the run. ``environment`` names the environment
     whose actions the policy uses instead.
     """
@@ -160,6 +179,22 @@ class Question(Record):
     environment: str | None = None
     meta: dict[str, Any] = Field(default_factory=dict)
     annotations: Annotations | None = None
+    _origin: tuple[str, str] | None = PrivateAttr(None)
+
+    @property
+    def origin(self) -> tuple[str, str] | None:
+        """The file and the number of the row that the question was read from, for messages; not a part of its JSON."""
+        return self._origin
+
+    def read_from(self, file: str, row: str) -> Self:
+        """The question with this origin."""
+        self._origin = (file, row)
+        return self
+
+    @property
+    def place(self) -> str:
+        """How messages name the question: file, row and id, as far as they are known."""
+        return f"{self._origin[0]}, row {self._origin[1]}, {self.id}" if self._origin else self.id
 
     @property
     def conversation(self) -> str:
@@ -176,4 +211,12 @@ class Question(Record):
             raise ValueError(f"`media` cannot be named {', '.join(taken)}: the images of observations have these ids")
         if len(set(names)) < len(names) or not set(names) <= set(ids):
             raise ValueError("each medium named in `history` must be one of `media`, and be named once")
+        shown = list[Media]()
+        own = [item for item in self.media if item.id not in names]
+        for text, items in [
+            *((e.question, [item for item in self.media if item.id in e.media]) for e in self.history),
+            (self.question, own),
+        ]:
+            shown += [items[i] for i in place_media(text, [item.kind for item in items]) if isinstance(i, int)]
+        self.media = shown
         return self

@@ -19,7 +19,7 @@ from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.operations.zoom_in import ZoomInArguments
-from pixelis.records import Action, Coordinates, ImageView, Observation
+from pixelis.records import Action, Coordinates, ImageView, Observation, place_media
 
 DEFAULT_TARGET = "img0"
 ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
@@ -33,8 +33,6 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
-MARK = re.compile(r"<(image|video)>")
-"""Marks in the text of a question that say where its media are shown."""
 BOXED = re.compile(r"\\boxed\s*\{")
 
 
@@ -292,18 +290,14 @@ def calls_allowed(max_calls: int) -> str:
 
 
 def interleaved(text: str, views: Sequence[ImageView]) -> list[Piece]:
-    """Pictures before the text, or, if it has an ``<image>`` or ``<video>`` for each of its media in order, at these marks."""
-    groups: dict[str, list[ImageView]] = {}
+    """The text with its pictures and clips at their marks, see `place_media`; all before it if the views are in another order."""
+    groups: dict[tuple[str, str | None], list[ImageView]] = {}
     for view in views:
-        groups.setdefault(f"video {view.parent}" if view.frame is not None else f"image {view.id}", []).append(view)
-    marks = list(MARK.finditer(text))
-    if not marks or [match[1] for match in marks] != [name.partition(" ")[0] for name in groups]:
+        groups.setdefault(("image", view.id) if view.frame is None else ("video", view.parent), []).append(view)
+    shown, pieces = list(groups.values()), place_media(text, [kind for kind, _ in groups])
+    if (numbers := [piece for piece in pieces if isinstance(piece, int)]) != sorted(numbers):
         return [*views, text]
-    pieces, end = list[Piece](), 0
-    for match, group in zip(marks, groups.values(), strict=True):
-        pieces += [text[end : match.start()], *group]
-        end = match.end()
-    return [piece for piece in [*pieces, text[end:]] if piece]
+    return [item for piece in pieces for item in ([piece] if isinstance(piece, str) else shown[piece])]
 
 
 def error_text(observation: Observation) -> str:
