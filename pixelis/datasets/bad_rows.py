@@ -5,20 +5,35 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pixelis.errors import DataFailure
+from pixelis.records import Question
 
 
 class BadRow(NamedTuple):
-    """One unusable row of ``file``: ``row`` is its line, number or id, ``column`` the field, ``code`` the kind of fault."""
+    """One unusable row of ``file``: ``row`` is its line, number or id, ``column`` the field, ``code`` the kind of fault.
+
+    ``id`` is the row's own, if it has one.
+    """
 
     file: str
     row: str
     column: str
     code: str
     message: str
+    id: str = ""
+
+    @classmethod
+    def of(cls, question: Question, source: str, column: str, code: str, message: str) -> BadRow:
+        """A fault of a question that was read from ``source``."""
+        file, row = question.origin or (source, question.id)
+        return cls(file, row, column, code, message, question.id)
+
+    def __str__(self) -> str:
+        own = f" ({self.id})" if self.id not in ("", self.row) else ""
+        return f"{self.file}, row {self.row}{own}, column {self.column}: {self.message}"
 
     def error(self) -> DataFailure:
         """The failure to raise where bad rows are not tolerated."""
-        return DataFailure(f"{self.file}, row {self.row}, column {self.column}: {self.message}", code=self.code)
+        return DataFailure(str(self), code=self.code)
 
 
 class UniqueIds:

@@ -31,24 +31,24 @@ def check_demonstration(
     try:
         environment = environment_of(row, environments or {})
     except BadInput as error:
-        return BadRow(source, row.id, "environment", error.code, f"{error.message} ({error.fix})")
+        return BadRow.of(row, source, "environment", error.code, f"{error.message} ({error.fix})")
     if environment is not None:
         operations = {action.name: action for action in environment.actions}
     if row.scorer is not None:
         try:
             find_scorer(row.scorer)
         except BadInput as error:
-            return BadRow(source, row.id, "scorer", error.code, f"{error.message} ({error.fix})")
+            return BadRow.of(row, source, "scorer", error.code, f"{error.message} ({error.fix})")
     last = len(row.turns) - 1
     for number, turn in enumerate(row.turns):
         if turn.answer is not None and number < last:
-            return BadRow(source, row.id, f"turns.{number}", "early_answer", "only the last turn answers")
+            return BadRow.of(row, source, f"turns.{number}", "early_answer", "only the last turn answers")
         for call in [Action(op=turn.op, arguments=turn.arguments), *turn.further] if turn.op is not None and turn.learn else []:
             if problem := _call_problem(call, operations):
-                return BadRow(source, row.id, f"turns.{number}.{problem[0]}", problem[1], problem[2])
+                return BadRow.of(row, source, f"turns.{number}.{problem[0]}", problem[1], problem[2])
     if row.turns[last].answer is None and environment is None:
         message = 'the last turn calls an operation; end with {"answer": "..."}'
-        return BadRow(source, row.id, f"turns.{last}", "no_answer", message)
+        return BadRow.of(row, source, f"turns.{last}", "no_answer", message)
     return None
 
 

@@ -1,19 +1,23 @@
-"""Streams rows of JSON-lines, JSON and parquet files, or of folders of these, from this machine or any pyarrow filesystem.
+"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or of folders of these, from any pyarrow filesystem.
 
 A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet a few megabytes at a time.
 """
 
 from __future__ import annotations
 
+import csv
 import io
+import itertools
 import json
+import mimetypes
 import os
 import re
+import tarfile
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
@@ -24,10 +28,11 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Suffixes of compressed text files, and what pyarrow calls their compression."""
-OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options")
+COLUMNS = ("question", "answer", "image")
+OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", *COLUMNS)
 """Options of a source after the question mark."""
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
@@ -37,6 +42,8 @@ PART_BYTES = 32 << 20
 """Size of the part of a file that one task reads."""
 BATCH_BYTES = 4 << 20
 """Size of the decoded parquet rows in memory; a single row may be larger."""
+FIELD_CHARACTERS = 1 << 28
+"""Longest cell of a CSV file; it may be a picture."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*://")
 _GAP = re.compile(r"\s*,?\s*")
 
@@ -66,8 +73,9 @@ class Source:
     """``PATH?format=NAME&media=FOLDER&scorer=NAME&cache=FOLDER&prompt=FILE``: files of rows with options.
 
     ``media`` is the folder of relative references, itself relative to the folder of the files (the default). ``cache`` stores
-    media from inside rows or from other machines as files. ``prompt`` is a template around each question,
-    ``shuffle_options`` a seed. Other options of a ``scheme://`` path belong to its filesystem.
+    media from inside rows or from other machines as files. ``prompt`` is a template around each question, ``shuffle_options`` a
+    seed. ``question``, ``answer`` and ``image`` are columns of a table. Other options of a ``scheme://`` path belong to its
+    filesystem.
     """
 
     path: str
@@ -77,6 +85,14 @@ class Source:
     cache: str | None = None
     prompt: str | None = None
     shuffle_options: str | None = None
+    question: str | None = None
+    answer: str | None = None
+    image: str | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of a table that are named: question, answer, image."""
+        return {key: column for key in COLUMNS if (column := getattr(self, key)) is not None}
 
     @classmethod
     def of(cls, text: str) -> Source:
@@ -111,7 +127,7 @@ class Source:
             if info.type == fs.FileType.NotFound:
                 raise MissingFile(
                     f"{self.path} does not exist",
-                    fix="name a file or folder of JSON lines, JSON or parquet, or cards:?split=train for the picture world",
+                    fix="name a file or folder of JSON lines, JSON, CSV or parquet, or cards:?split=train for the picture world",
                 )
             if info.type == fs.FileType.File:
                 if kind(path) is None:
@@ -120,8 +136,13 @@ class Source:
             entries = system.get_file_info(fs.FileSelector(path, recursive=True))
         except OSError as error:
             raise BadInput(f"{self.path} cannot be read: {_one_line(error)}") from None
+        names = {PurePosixPath(item.path).name for item in entries}
+        if "dataset_dict.json" in names:
+            raise BadInput(f"{self.path} contains several splits", fix=f"name the folder of one, such as {self.path}/train")
         inside = [item.path for item in entries if item.type == fs.FileType.File and kind(item.path)]
         files = sorted(file for file in inside if not _hidden(file[len(path) :]))
+        if "state.json" in names:  # a folder that the library `datasets` saved
+            files = [file for file in files if kind(file) == ".arrow"]
         if not files:
             raise BadInput(
                 f"the folder {self.path} contains no {', '.join(SUFFIXES)}", fix="name the folder with the files of rows"
@@ -160,6 +181,12 @@ def read_part(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
                 yield from _parquet(system, part)
             case ".json":
                 yield from _json(system, part.path)
+            case ".csv" | ".tsv":
+                yield from _cells(system, part.path)
+            case ".arrow":
+                yield from _arrow(system, part.path)
+            case ".tar":
+                yield from _samples(system, part.path)
             case _:
                 yield from _lines(system, part)
 
@@ -204,7 +231,13 @@ def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow does not check the text of a Parquet file
+    except (
+        pa.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+        csv.Error,
+        tarfile.TarError,
+    ) as error:  # Arrow does not check the text of a Parquet file
         raise BadInput(f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it") from None
 
 
@@ -303,6 +336,77 @@ def _parquet(system: fs.FileSystem, part: Part) -> Iterator[Row]:
             for values in batch.to_pylist():
                 number += 1
                 yield Row(part.path, number, values)
+
+
+def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
+    """The lines below the header, in cells of text; empty ones are None. The header tells comma, tab or ; apart."""
+    csv.field_size_limit(FIELD_CHARACTERS)
+    with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
+        lines = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig", newline="")
+        header = lines.readline()
+        delimiter = max(",\t;", key=header.count)
+        table = csv.reader(itertools.chain([header], lines), delimiter=delimiter, strict=True)
+        columns = next(table, [])
+        for number, cells in enumerate(table, 1):
+            if len(cells) > len(columns):
+                message = f"{len(cells)} cells below {len(columns)} columns: put text with a {delimiter!r} in quotation marks"
+                yield BadRow(path, str(number), "all", "too_many_cells", message)
+            elif cells:
+                yield Row(path, number, {name: cell or None for name, cell in itertools.zip_longest(columns, cells)})
+
+
+def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
+    """The rows of an Arrow file in either of its forms; `datasets` saves the one for streams."""
+    with system.open_input_file(path) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
+        rows = (values for batch in batches for values in _row_dicts(batch))
+        yield from (Row(path, number, values) for number, values in enumerate(rows, 1))
+
+
+def _row_dicts(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a batch, a few at a time: their pictures may be large."""
+    step = max(1, min(1024, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for start in range(0, batch.num_rows, step):
+        yield from batch.slice(start, step).to_pylist()
+
+
+def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
+    """The samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
+
+    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a column named after the
+    suffix of its file.
+    """
+    with (
+        system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as archive,
+    ):
+        files = (item for item in archive if item.isfile() and not PurePosixPath(item.name).name.startswith("."))
+        for number, (name, members) in enumerate(itertools.groupby(files, _sample_name), 1):
+            values, media = dict[str, Any](), {"image": list[bytes](), "video": list[bytes]()}
+            try:
+                for member in members:
+                    content = cast("IO[bytes]", archive.extractfile(member)).read()
+                    kind = (mimetypes.guess_type(member.name)[0] or "").partition("/")[0]
+                    if kind in media:
+                        media[kind].append(content)
+                    elif member.name.lower().endswith("json"):
+                        values |= json.loads(content)
+                    else:
+                        values[PurePosixPath(member.name).suffix[1:].lower()] = content.decode()
+            except (ValueError, TypeError) as error:
+                yield BadRow(path, str(number), PurePosixPath(member.name).name, "not_json", f"cannot be read: {error}", name)
+                continue
+            for kind, items in media.items():
+                values |= {kind: items, f"{kind}s": None} if items else {}
+            yield Row(path, number, {"id": name, **values})
+
+
+def _sample_name(member: tarfile.TarInfo) -> str:
+    path = PurePosixPath(member.name)
+    return str(path.parent / path.name.partition(".")[0])
 
 
 def _one_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ files, the truths are removed from the question, and the scorer is chosen anew f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from pixelis.records import Question
@@ -14,7 +14,7 @@ from pixelis.rewards.scorers import case_of
 
 MASK = "-"
 """Stands for every truth while a row is read; it is no letter of a choice and no number."""
-MASKED = ("answer", "solution", "ground_truth", "cot", "thinking")
+MASKED = ("answer", "solution", "ground_truth", "cot", "thinking", "response", "label", "output", "target", "completion")
 REMOVED = ("answers", "annotations")
 META = ("options", "system", "weight")
 """Keys of ``meta`` that belong to the question; all others may repeat the truth."""
@@ -33,9 +33,9 @@ OnLabels = Callable[[str, Labels], None]
 """Receives the id of a question and its labels."""
 
 
-def mask_truths(row: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a row of any format without its truths."""
-    masked: dict[str, Any] = {key: MASK if key in MASKED else value for key, value in row.items() if key not in REMOVED}
+def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[str, Any]:
+    """A copy of a row of any format without its truths, which are in these columns."""
+    masked: dict[str, Any] = {key: MASK if key in columns else value for key, value in row.items() if key not in REMOVED}
     if isinstance(model := row.get("reward_model"), dict):
         masked["reward_model"] = {"ground_truth": MASK}
         if "style" in model:

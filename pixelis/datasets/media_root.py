@@ -21,6 +21,8 @@ CACHE = "~/.cache/pixelis/media"
 """Default folder of the files that media inside rows become."""
 COPY_BYTES = 1 << 20
 """Bytes of a remote file that are held in memory at a time."""
+BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk0")
+"""How PNG, JPEG, GIF, WebP and BMP begin in base64, as which tables hold pictures."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
@@ -52,12 +54,14 @@ class MediaRoot:
     def reference(self, column: str, value: Any) -> str:
         """The URI of one image or clip, given as a path, a path below the folder, a ``data:`` or ``cards:`` URI, or bytes.
 
-        Bytes, alone or as ``{"bytes": ..., "path": ...}``, and ``data:`` URIs become a file of the cache. RowError
+        Bytes, alone or as ``{"bytes": ..., "path": ...}``, base64 and ``data:`` URIs become a file of the cache. RowError
         ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``, ``bad_media`` or ``no_media``. InfraFailure if
         the filesystem does not answer: a missing file would shift the numbers of the questions, by which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
+        if isinstance(value, str) and len(value) > 64 and value.startswith(BASE64):
+            value = f"data:;base64,{value}"
         if isinstance(value, str) and value[:5].lower() == "data:":
             value = _data_url_bytes(column, value)
         if isinstance(value, bytes):

@@ -65,7 +65,7 @@ class BadRowBudget:
         bad = self.causes.total()
         if bad <= math.floor(self.limit if self.limit >= 1 else self.limit * self.rows):
             return
-        lines = "\n".join(f"    {row.file}, row {row.row}, column {row.column}: {row.message}" for row in self.first)
+        lines = "\n".join(f"    {row}" for row in self.first)
         if self.limit == 0:
             fix = "correct the row, or set data.max_bad_rows to skip and count a number or a share of bad rows"
             if self.complete:

@@ -33,7 +33,7 @@ TASKS = 128
 """Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
 END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "problem", "labels"))
 """The row at the end of a pass. Others have a record as JSON with its place and its labels if those were cut off, or the problem
-of a bad row: column, code and message."""
+of a bad row: column, code, message and id."""
 
 
 class Text(NamedTuple):
@@ -141,7 +141,7 @@ def _json(labels: Labels | None) -> str | None:
 def _row(source: str, with_text: bool, record: Record) -> dict[str, Any]:
     file, row, value, labels = record
     if isinstance(value, BadRow):
-        return END | {"file": file, "row": row, "problem": [value.column, value.code, value.message]}
+        return END | {"file": file, "row": row, "problem": list(value[2:])}
     if with_text:
         require_text(value, source)
     # A question for a policy: a demonstration's turns are not part of it.

@@ -161,10 +161,10 @@ class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
     ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names came with the
-    question itself. ``media`` are sorted as the conversation shows them: at the marks ``<image>`` and ``<video>`` in a text, those
-    without before it. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names
-    the operations that the policy may use for this question; None means all of the run. ``environment`` names the environment
-    whose actions the policy uses instead.
+    question itself. ``media`` are sorted as the conversation shows them: at the ``<image>`` and ``<video>`` in a text, others
+    before it. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names the
+    operations that the policy may use for this question; None means all of the run. ``environment`` names the environment whose
+    actions the policy uses instead.
     """
 
     id: str

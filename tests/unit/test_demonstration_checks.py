@@ -45,7 +45,7 @@ def test_a_sound_demonstration_passes_and_a_masked_mistake_may_be_wrong(tmp_path
 def test_errors_name_their_location(tmp_path: Path, row: dict[str, Any], column: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         read(tmp_path, {"turns": [LOOK, ANSWER]}, row)
-    assert f"row d1, column {column}: " in str(caught.value)
+    assert f"demonstrations.jsonl, row 2 (d1), column {column}: " in str(caught.value)
     assert message in str(caught.value)
     assert "pydantic" not in str(caught.value)
     assert read(tmp_path, {"turns": [LOOK, ANSWER]}, row, overrides=("data.max_bad_rows=1",)) == ["d0"]

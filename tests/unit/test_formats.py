@@ -337,10 +337,12 @@ def test_a_bad_row_is_a_value_that_names_its_place_and_the_rows_around_it_are_re
     ("said", "code"),
     [
         (["<think>t</think>nothing"], None),
-        (["<answer>x</answer>", "<image>", CALL.format("image_zoom_in_tool", "{}")], "second_question"),
+        (["<answer>x</answer>", "<image>", CALL.format("image_zoom_in_tool", "{}")], "empty"),
         ([CALL.format("fly", "{}")], "unknown_op"),
-        (["idle", "<image>", "<answer>x</answer>"], "no_action"),
-        (["<answer>x</answer>", "And what else?", "<answer>y</answer>"], "second_question"),
+        (["idle", "<image>", "<answer>x</answer>"], "empty"),
+        ([CALL.format("fly", "{}"), "<image>", "<answer>x</answer>"], "unknown_op"),
+        ([CALL.format("fly", "{}"), "Error: no such tool", "<answer>x</answer>"], None),
+        (["<answer>x</answer>", "And what else?"], "no_answer"),
         ([CALL.format("image_zoom_in_tool", '{"bbox_2d":[0,0,40,40]}')], "no_answer"),
     ],
 )
@@ -460,9 +462,9 @@ def test_files_of_one_name_in_one_folder_keep_their_suffix_in_the_ids(tmp_path: 
 
 
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
-    (row,) = read_records(write(folder, base()), Demonstration)
+    (row,) = read_records(write(folder, {"id": "q", "question": "What?", "answers": ["red"]}), Demonstration)
     assert isinstance(row, BadRow)
-    assert row.code == "no_turns"
+    assert (row.code, row.id) == ("no_turns", "q")
 
 
 # -- back to where they came from -------------------------------------------------------------------------------------------

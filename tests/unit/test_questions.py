@@ -146,7 +146,7 @@ def test_bad_rows_are_skipped_and_reported_once_up_to_the_budget_and_an_error_be
     if bad > (most * (good + bad) if most < 1 else most):
         with pytest.raises(BadInput) as caught:
             list(read)
-        assert "some.jsonl, row 3, column question" in caught.value.message
+        assert "some.jsonl, row 3 (b0), column question" in caught.value.message
         assert f"wrong_type {len(told)}" in caught.value.message or most == 0
     else:
         assert [q.id for q in read].count("g0") == 2

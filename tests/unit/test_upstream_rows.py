@@ -638,12 +638,17 @@ def test_images_inside_a_question_are_shown_where_it_says(folder: Path) -> None:
     )
 
 
-def test_a_chat_of_several_user_turns_is_no_question(folder: Path) -> None:
+def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None:
     row = deepeyes("vstar")
     row["prompt"] = [*row["prompt"], {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
-    (bad,) = read_records(write(folder, row))
+    question = one(write(folder, row))
+    assert (question.question, [(e.question, e.answer, e.media) for e in question.history]) == (
+        "Sure?",
+        [("How many?", "7", ["img0"])],
+    )
+    (bad,) = read_records(write(folder, {**row, "prompt": row["prompt"][:2]}))
     assert isinstance(bad, BadRow)
-    assert (bad.column, bad.code) == ("prompt", "second_question")
+    assert (bad.column, bad.code) == ("prompt", "no_question")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ A format is recognised by the columns of a row, or named by the source (``rows.p
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from pixelis.datasets.formats import (
     r1_v,
     reason_rft,
     sharegpt,
+    table,
     ttrl,
 )
 from pixelis.datasets.formats.base import Format, Row
@@ -40,26 +42,36 @@ from pixelis.errors import BadInput, first_problem
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer
 
-_MODULES = (native, pixel_reasoner, reason_rft, sharegpt, ttrl, deepeyes, mini_o3, r1_v, easyr1, pixelis_v0)
+_MODULES = (native, pixel_reasoner, reason_rft, sharegpt, ttrl, deepeyes, mini_o3, r1_v, easyr1, pixelis_v0, table)
 UNLABELLED = ("ttrl", "ttrl_parquet")
 """Formats whose rows may lack an answer: TTRL learns without."""
 FORMATS: dict[str, Format] = {name: format for module in _MODULES for name, format in module.FORMATS.items()}
 
 
 def detect(columns: Iterable[str], row: str = "the row") -> str:
-    """The name of the one format that has these columns; BadInput lists all formats if there is none or more than one."""
+    """The name of the one format that has these columns, or ``table`` if they are those of a plain table.
+
+    BadInput lists all formats if there is none or more than one.
+    """
     names = set(columns)
     matches = [name for name, format in FORMATS.items() if format.matches(names)]
     if len(matches) == 1:
         return matches[0]
+    table_problem = ""
+    if not matches:
+        try:
+            table.find_columns(dict.fromkeys(columns), {})
+            return "table"
+        except RowError as error:
+            table_problem = f", and as a table {error.column} {error.message}"
     lines = "\n".join(
         f"    {name}: {', '.join(f'{format.required} {format.any_of}'.split())}" for name, format in FORMATS.items()
     )
-    problem = f"match the formats {' and '.join(matches)}" if matches else "match no format"
+    problem = f"match the formats {' and '.join(matches)}" if matches else f"match no format{table_problem}"
     raise BadInput(
         f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}",
         code="unknown_format",
-        fix=f"name the format after the file, `?format=NAME`:\n{lines}",
+        fix=f"name the columns of a table, `?question=COLUMN&answer=COLUMN`, or the format, `?format=NAME`:\n{lines}",
     )
 
 
@@ -99,6 +111,9 @@ class Records:
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
             raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
+        if source.columns and source.format not in (None, "table"):
+            message = f"{text}: {' and '.join(source.columns)} name columns of a table, not of rows of {source.format}"
+            raise BadInput(message, fix="leave out format, or the columns")
         if source.scorer is not None:
             find_scorer(source.scorer)
         if source.prompt is not None:
@@ -127,7 +142,7 @@ class Records:
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
         """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
         root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
-        name = name or self.source.format
+        name, columns = name or self.source.format, self.source.columns
         file = (_inside if part.path in self.ambiguous else _stem)(part.path, self.folder)
         seed = option_seed(self.source.shuffle_options)
         prompt = PromptTemplate(self.source.prompt) if self.source.prompt is not None else None
@@ -136,18 +151,24 @@ class Records:
                 yield Record(row.file, row.row, row)
                 continue
             name = name or self._detect(row)
-            arguments = f"{file}-{row.number}", FORMATS[name], root, self.kind, self.source.scorer
-            value = _record(row, *arguments, labels=self.labels)
-            labelled = None if self.labels or isinstance(value, BadRow) else _record(row, *arguments)
-            if seed is not None and isinstance(value, Question):
-                value = shuffle_options(value, seed)
-                labelled = shuffle_options(labelled, seed) if isinstance(labelled, Question) else labelled
-            labels = labels_of(labelled) if isinstance(labelled, Question) else None
-            if prompt is not None and isinstance(value, Question):
-                value = prompt.apply(value)
-            yield Record(row.file, str(row.number), value, labels)
+            format = table.plain(columns) if columns else FORMATS[name]
+            arguments = f"{file}-{row.number}", format, root, self.kind, self.source
+            values = _records(row, *arguments, labels=self.labels)
+            labelled = values if self.labels else _records(row, *arguments)
+            for value, known in itertools.zip_longest(values, labelled[: len(values)]):
+                if isinstance(value, BadRow):
+                    yield Record(row.file, str(row.number), value)
+                    continue
+                known = known if isinstance(known, Question) else None
+                if seed is not None:
+                    value, known = shuffle_options(value, seed), shuffle_options(known, seed) if known is not None else None
+                labels = labels_of(known) if not self.labels and known is not None else None
+                value = (prompt.apply(value) if prompt is not None else value).read_from(row.file, str(row.number))
+                yield Record(row.file, str(row.number), value, labels)
 
     def _detect(self, row: FileRow) -> str:
+        if self.source.columns:
+            return "table"
         try:
             return _detect(row)
         except BadInput:
@@ -189,28 +210,38 @@ def _stem(path: str, folder: str) -> str:
     return str(PurePosixPath(_inside(path, folder)).with_suffix(""))
 
 
-def _record(
-    row: FileRow, name: str, format: Format, root: MediaRoot, kind: type[Question], scorer: str | None, labels: bool = True
-) -> Question | BadRow:
-    place, values = (row.file, str(row.number)), row.values
+def _records(
+    row: FileRow, name: str, format: Format, root: MediaRoot, kind: type[Question], source: Source, labels: bool = True
+) -> Sequence[Question | BadRow]:
+    """The records of a row, or what is wrong with it. Without ``labels`` those that show no answers of others: the first."""
+    values, own_id = row.values, row.values.get("id")
+    named = str(own_id) if isinstance(own_id, str | int) else ""
+
+    def bad(column: str, code: str, message: str) -> list[BadRow]:
+        return [BadRow(row.file, str(row.number), column, code, message, named)]
+
     if not labels:
-        absent = {column: MASK for column in format.required.split() if column in MASKED}
-        values = mask_truths({**absent, **values})
+        truths = [*MASKED, *filter(None, [source.columns.get("answer")])]
+        required = [*format.required.split(), *([source.columns.get("answer", "answer")] if format.required == "" else [])]
+        values = mask_truths({**{column: MASK for column in required if column in truths}, **values}, truths)
     try:
-        record = format.read(values, name, root)
-        if not isinstance(record, kind):
-            raise RowError("turns", "no_turns", f"not a {kind.__name__.lower()}: the row has no assistant turns")
-        if not labels:
-            record = without_truths(record)
-        record.model_dump_json()  # fails on half of a surrogate pair
-        return record.model_copy(update={"scorer": scorer}) if scorer else record
+        read = (format.demonstrate if issubclass(kind, Demonstration) else None) or format.read
+        result = read(values, name, root)
+        records = [result] if isinstance(result, Question) else result
+        for i, record in enumerate(records):
+            if not isinstance(record, kind):
+                raise RowError("turns", "no_turns", f"not a {kind.__name__.lower()}: the row has no assistant turns")
+            record = record if labels else without_truths(record)
+            record.model_dump_json()  # fails on half of a surrogate pair
+            records[i] = record.model_copy(update={"scorer": source.scorer}) if source.scorer else record
+        return records if labels else records[:1]
     except RowError as error:
-        return BadRow(*place, error.column, error.code, error.message)
+        return bad(error.column, error.code, error.message)
     except ValidationError as error:
         problem = first_problem(error, kind.model_fields)
-        return BadRow(*place, problem.path or "all", problem.code, problem.message)
+        return bad(problem.path or "all", problem.code, problem.message)
     except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
-        return BadRow(*place, "all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
+        return bad("all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------------
@@ -222,6 +253,8 @@ def write_question(record: Question, format: str) -> Row:
     if write is None:
         names = ", ".join(name for name, known in FORMATS.items() if known.write)
         raise BadInput(f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
+    if record.history and format != "question":
+        raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write it as `question`")
     if not record.answers and format not in UNLABELLED:
         raise BadInput(f"{record.id} has no answer, which rows of {format} need", code="no_label")
     return _with_meta(write(record), record, format)
@@ -243,6 +276,8 @@ def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str
     if known is None or known.write_chat is None:
         names = ", ".join(name for name, known in FORMATS.items() if known.write_chat)
         raise BadInput(f"demonstrations cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
+    if record.history:
+        raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write rows of Pixelis")
     calls, rows = chat.calls_of(record), [turn.verbatim for turn in record.turns if turn.verbatim is not None]
     if images is None:
         images = [turn.verbatim.images for turn in calls if turn.verbatim is not None]

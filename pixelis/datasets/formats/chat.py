@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,92 +16,87 @@ from pixelis.datasets import fields
 from pixelis.datasets.annotation_geometry import header_size
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Row, other_columns, question_text
+from pixelis.datasets.formats.messages import RESPONSE, RESPONSE_END, ChatTurn
 from pixelis.dialogue.dialects import DIALECTS, Dialect, default_target
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, Media, Step, Verbatim
+from pixelis.records import Action, Demonstration, Exchange, Media, Question, Step, Verbatim, place_media
 
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-ROLES |= {"observation": "user", "tool": "user", "function_response": "user"}
-RESPONSE = "<tool_response>"
-"""Opens each result in the user turn that follows a turn with several calls."""
 ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
 """The beginning of a user turn that reports an error of the call before it."""
-
-
-@dataclass
-class ChatTurn:
-    """One turn of a chat: its role, text, and images and clips."""
-
-    role: str
-    text: str
-    media: list[Media] = field(default_factory=list)
-
-
-def messages_of(row: Row, column: str) -> list[dict[str, Any]]:
-    """The messages of a row, at least one; RowError ``wrong_type``."""
-    messages = fields.objects(row, column)
-    if not messages:
-        raise RowError(column, "wrong_type", "the list of messages is empty")
-    return messages
-
-
-def role_of(value: Any, column: str) -> str:
-    """``user``, ``assistant`` or ``system``; RowError ``unknown_role``."""
-    if not isinstance(value, str) or value not in ROLES:
-        raise RowError(column, "unknown_role", f"no role {value!r}; known are {', '.join(ROLES)}")
-    return ROLES[value]
+_NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def demonstration_of(
-    row: Row, name: str, chat: list[ChatTurn], *used: str, learnt_turns: int | None = None, answers: str = "answer"
-) -> Demonstration:
-    """The demonstration of a chat, whose calls are parsed by the dialect they are written in.
+def read_chat(
+    row: Row,
+    name: str,
+    chat: list[ChatTurn],
+    *used: str,
+    truths: list[str] | None = None,
+    asks: bool = False,
+    learnt_turns: int | None = None,
+) -> list[Question]:
+    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``, only the last one.
 
-    Each turn keeps its text. A call that cannot be read, that was refused, or whose box lies partly outside stays in the context
-    and out of the loss, and so do all but the last ``learnt_turns`` turns. ``used`` are the columns that hold the chat and its
-    media, the chat first. RowError ``no_question``, ``out_of_turn``, ``second_question``, ``second_answer``, ``no_action``,
-    ``no_answer``.
+    Calls are parsed by the dialect they are written in. Each turn keeps its text. A call that cannot be read, that was refused,
+    or whose box lies partly outside stays in the context and out of the loss, and so do all but the last ``learnt_turns`` turns.
+    ``used`` are the columns that hold the chat and its media, the chat first; ``truths`` are the accepted answers to the last
+    question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``, ``unknown_op``, or the code of a question
+    without text.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
     chat = [turn for turn in chat if turn.role != "system"]
     if not chat or chat[0].role != "user":
         raise RowError(column, "no_question", "the chat does not begin with a user turn")
-    media = _numbered(chat[0].media)
-    reader = _Reader(_dialect("\n".join(turn.text for turn in chat if turn.role == "assistant")), media, column)
-    steps: list[Step] = []
-    for i, turn in enumerate(chat[1:], 1):
-        if turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
+    dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
+    media, exchanges, reader = list[Media](), list[tuple[Exchange, list[Step], int]](), None
+    for i, turn in enumerate(chat):
+        if i and turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
             raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
-        if turn.role == "user":
-            if not steps or steps[-1].answer is not None:
-                raise RowError(column, "second_question", f"turn {i} asks again, but a demonstration has one question")
+        exchange, steps, _ = exchanges[-1] if exchanges else (None, [], 0)
+        if turn.role == "assistant":
+            assert reader is not None
+            follower = chat[i + 1] if i + 1 < len(chat) else None
+            steps.append(reader.step(turn.text, follower, f"{column}.{i}"))
+        elif steps and steps[-1].answer is None:
+            assert reader is not None
             steps[-1] = reader.with_result(steps[-1], turn, f"{column}.{i}")
-            continue
-        if steps and steps[-1].answer is not None:
-            raise RowError(column, "second_answer", f"turn {i} continues after the answer")
-        last = i == len(chat) - 1
-        results = 1 if last or not reader.dialect.parallel_calls else max(1, chat[i + 1].text.count(RESPONSE))
-        steps.append(reader.step(turn.text, last, f"{column}.{i}", max_calls=results))
-    if not steps or steps[-1].answer is None:
-        raise RowError(column, "no_answer", "the chat does not end with an answer")
-    if learnt_turns is not None:
-        masked = len(steps) - learnt_turns
-        steps = [step.model_copy(update={"learn": False}) if i < masked else step for i, step in enumerate(steps)]
-    return Demonstration(
-        id=fields.identifier(row, "id", "qid", "doc_id") or name,
-        question=question_text(chat[0].text, column, media),
-        media=media,
-        answers=fields.answers(row, answers) if row.get(answers) is not None else [str(steps[-1].answer)],
-        task=fields.identifier(row, "data_source") or "qa",
-        turns=steps,
-        meta=other_columns(row, *used, "id", "qid", "doc_id", "answer") | ({"system": system} if system else {}),
-    )
+        else:
+            text, own = question_text(turn.text, column, turn.media), _numbered(turn.media, media)
+            media += [own[n] for n in place_media(text, [item.kind for item in own]) if isinstance(n, int)]
+            exchanges.append((Exchange(question=text, answer="", media=[item.id for item in own]), [], len(media)))
+            reader = _Reader(dialect, media, column)
+        if exchange is not None and steps and steps[-1].answer is not None:
+            exchange.answer = steps[-1].answer
+    own_id = fields.identifier(row, "id", "qid", "doc_id") or name
+    meta = other_columns(row, *used, "id", "qid", "doc_id") | ({"system": system} if system else {})
+    if asks and exchanges[-1][1]:
+        raise RowError(column, "no_question", "the chat of a question ends with its user turn")
+    records = list[Question]()
+    for i, (exchange, steps, count) in enumerate(exchanges):
+        accepted = truths if i == len(exchanges) - 1 else None
+        values = {
+            "id": own_id if asks or len(exchanges) == 1 else f"{own_id}.{i + 1}",
+            "question": exchange.question,
+            "history": [earlier for earlier, *_ in exchanges[:i]],
+            "media": media[:count],
+            "task": fields.identifier(row, "data_source") or "qa",
+            "meta": meta,
+        }
+        if not steps and asks:
+            return [Question(**values, answers=accepted)]
+        if not steps or steps[-1].answer is None:
+            raise RowError(column, "no_answer", "the chat does not end with an answer")
+        if learnt_turns is not None:
+            masked = len(steps) - learnt_turns
+            steps = [step.model_copy(update={"learn": False}) if i < masked else step for i, step in enumerate(steps)]
+        records.append(Demonstration(**values, answers=accepted or [str(steps[-1].answer)], turns=steps))
+    return records
 
 
 class _Reader:
@@ -123,16 +117,17 @@ class _Reader:
             for i, path in enumerate(frames):
                 self.sizes.add(f"{item.id}.{i}", path)
 
-    def step(self, text: str, last: bool, place: str, max_calls: int = 1) -> Step:
-        """The turn of an assistant with up to ``max_calls`` calls that were executed, as many as it has results.
+    def step(self, text: str, follower: ChatTurn | None, place: str) -> Step:
+        """The turn of an assistant, with as many of its calls as the following user turn has results.
 
-        RowError ``no_action``, ``no_answer``, or the code of a last turn that is a broken call.
+        RowError ``no_action``, ``no_answer``, ``unknown_op``, or the code of a last turn that is a broken call.
         """
+        calls = 1 if follower is None or not self.dialect.parallel_calls else max(1, follower.text.count(RESPONSE))
         scale = Scale("thousand", self.sizes, clips=self.clips)  # dialects with a scale of their own replace the kind
-        reply, learn = self.dialect.parse(text, OPERATIONS, scale, max_calls), True
+        reply, learn = self.dialect.parse(text, OPERATIONS, scale, calls), True
         if reply.error is not None and reply.error.code == "out_of_range" and self.dialect.rows_clamp:
             # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not learnt.
-            reply, learn = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), max_calls), False
+            reply, learn = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), calls), False
         verbatim, think = Verbatim(dialect=self.dialect.name, text=text), (reply.think or "").strip() or None
         actions = [reply.action, *reply.further_actions] if reply.action is not None else []
         targets = [self.names.get(action.target, action.target) for action in actions]
@@ -142,19 +137,23 @@ class _Reader:
             return Step(think=think, learn=learn, verbatim=verbatim, **call)
         if reply.answer is not None:
             return Step(think=think, answer=reply.answer, verbatim=verbatim)
+        refused = follower is not None and ERROR_RESULT.match(follower.text)
+        if reply.error is not None and reply.error.code == "unknown_op" and not refused:
+            names = " or ".join(f"`{name}`" for name in _NAME.findall(text))
+            raise RowError(place, "unknown_op", f"no operation {names}: {reply.error.message}")
         if reply.error is not None or reply.action is not None:
-            if last:
+            if follower is None:
                 code, message = (
                     (reply.error.code, reply.error.message) if reply.error else ("no_answer", "the chat ends with a call")
                 )
                 raise RowError(place, code, message)
             return Step(think=think, learn=False, verbatim=verbatim)
-        if not last:
+        if follower is not None and follower.is_result:
             raise RowError(place, "no_action", "the turn neither calls an operation nor answers")
         _, closed, rest = text.partition("</think>")
         answer = rest if closed else text
         if not answer.strip():
-            raise RowError(place, "no_answer", "the last turn is empty")
+            raise RowError(place, "no_answer", "the turn is empty")
         return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
 
     def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
@@ -233,13 +232,12 @@ class _ImageSizes(dict[str, tuple[int, int]]):
         return super().get(key, default)
 
 
-def _numbered(media: list[Media]) -> list[Media]:
-    counts = {"img": 0, "vid": 0}
-    result = []
+def _numbered(media: list[Media], earlier: list[Media]) -> list[Media]:
+    """The media with the ids img0, img1, ..., vid0, ... that follow those of earlier ones."""
+    result = list[Media]()
     for item in media:
-        prefix = "img" if item.kind == "image" else "vid"
-        result.append(item.model_copy(update={"id": f"{prefix}{counts[prefix]}"}))
-        counts[prefix] += 1
+        number = sum(other.kind == item.kind for other in [*earlier, *result])
+        result.append(item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"}))
     return result
 
 
@@ -309,7 +307,7 @@ def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
         text = turn.verbatim.result
         return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")
     if turn.further:
-        return "\n".join(f"{RESPONSE}{mark * count}</tool_response>" for count in _counts(turn, files))
+        return "\n".join(f"{RESPONSE}{mark * count}{RESPONSE_END}" for count in _counts(turn, files))
     text = turn.observation.text if turn.observation is not None else ""
     if has_failed(turn, files):
         return f"error: {text or 'the call was refused'}"

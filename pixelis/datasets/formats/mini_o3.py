@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pixelis.datasets.formats.base import Columns, Format, Row
+from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.formats.table import Columns
 from pixelis.records import Question
 
 COLUMNS = Columns(
@@ -21,5 +22,12 @@ def _write(record: Question) -> Row:
 
 
 FORMATS = {
-    "mini_o3": Format("problem solution", COLUMNS.read, _write, any_of="doc_id images", excluded="answer image cot"),
+    "mini_o3": Format(
+        "problem solution",
+        COLUMNS.read,
+        _write,
+        demonstrate=COLUMNS.demonstrate,
+        any_of="doc_id images",
+        excluded="answer image cot",
+    ),
 }

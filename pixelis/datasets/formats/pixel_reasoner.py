@@ -5,14 +5,8 @@ from __future__ import annotations
 from pixelis.datasets import fields
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Format, Row, other_columns, question_text, scorer_of, whole_clip
-from pixelis.datasets.formats.chat import (
-    ChatTurn,
-    calls_of,
-    demonstration_of,
-    messages_of,
-    result_text,
-    role_of,
-)
+from pixelis.datasets.formats.chat import calls_of, read_chat, result_text
+from pixelis.datasets.formats.messages import turns_of
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question
@@ -48,24 +42,8 @@ def _write(record: Question) -> Row:
     return {"qid": record.id, "question": record.question, "answer": record.answers, "image": paths, "is_video": bool(clips)}
 
 
-def _read_chat(row: Row, name: str, root: MediaRoot) -> Demonstration:
-    """The contents of messages are text, or lists of ``{text}``, ``{image}`` and ``{video: [frames]}``."""
-    turns = []
-    for i, message in enumerate(messages_of(row, "message_list")):
-        parts, column = message.get("content"), f"message_list.{i}.content"
-        parts = [{"text": parts}] if isinstance(parts, str) else parts
-        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-            raise RowError(column, "wrong_type", "expected a list of parts")
-        turn = ChatTurn(role_of(message.get("role"), f"message_list.{i}.role"), "")
-        for part in parts:
-            if part.get("text") is not None:
-                turn.text += str(part["text"])
-            elif part.get("image") is not None:
-                turn.media += root.media({column: part["image"]}, images=column)
-            elif part.get("video") is not None:
-                turn.media += root.media({column: [part["video"]]}, videos=column)
-        turns.append(turn)
-    return demonstration_of(row, name, turns, "message_list", learnt_turns=LEARNT_TURNS)
+def _read_chat(row: Row, name: str, root: MediaRoot) -> list[Question]:
+    return read_chat(row, name, turns_of(row, "message_list", root), "message_list", learnt_turns=LEARNT_TURNS)
 
 
 def _write_chat(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from pixelis.datasets import fields
-from pixelis.datasets.formats.base import Columns, Format, Row, image_paths, marked
-from pixelis.datasets.formats.chat import ChatTurn, demonstration_of
+from pixelis.datasets.formats.base import Format, Row, first_column, image_paths, marked
+from pixelis.datasets.formats.chat import read_chat
+from pixelis.datasets.formats.messages import ChatTurn
+from pixelis.datasets.formats.table import Columns
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
@@ -25,10 +27,12 @@ def _write_text(record: Question) -> Row:
     return TEXT.write(record) | {"solution": f"<answer>{(record.answers or [''])[0]}</answer>"}
 
 
-def _read_cot(row: Row, name: str, root: MediaRoot) -> Demonstration:
+def _read_cot(row: Row, name: str, root: MediaRoot) -> list[Question]:
     question = ChatTurn("user", fields.text(row, "problem"), root.media(row, "image"))
     chat = [question, ChatTurn("assistant", fields.text(row, "cot"))]
-    return demonstration_of(row, name, chat, "cot", "problem", "image", answers="answer" if row.get("answer") else "solution")
+    column = first_column(row, ("answer", "solution"))
+    truths = fields.answers(row, column) if column else None
+    return read_chat(row, name, chat, "cot", "problem", "image", "answer", truths=truths)
 
 
 def _write_cot(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
@@ -45,7 +49,13 @@ def _with_image(row: Row) -> Row:
 
 
 FORMATS = {
-    "reason_rft": Format("problem solution answer", COLUMNS.read, _write, excluded="doc_id cot"),
-    "reason_rft_text": Format("problem solution", TEXT.read, _write_text, excluded="answer image images doc_id cot"),
+    "reason_rft": Format("problem solution answer", COLUMNS.read, _write, demonstrate=COLUMNS.demonstrate, excluded="doc_id cot"),
+    "reason_rft_text": Format(
+        "problem solution",
+        TEXT.read,
+        _write_text,
+        demonstrate=TEXT.demonstrate,
+        excluded="answer image images image_path doc_id cot",
+    ),
     "reason_rft_cot": Format("problem cot", _read_cot, write_chat=_write_cot, dialect="plain", excluded="doc_id"),
 }

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import Format, Row, image_paths
-from pixelis.datasets.formats.chat import (
-    ChatTurn,
-    calls_of,
-    demonstration_of,
-    messages_of,
-    result_text,
-    role_of,
-)
+from pixelis.datasets import fields
+from pixelis.datasets.formats.base import ANSWERS, IMAGES, VIDEOS, Format, Row, first_column, image_paths
+from pixelis.datasets.formats.chat import calls_of, read_chat, result_text
+from pixelis.datasets.formats.messages import ChatTurn, reply_of, show_media, turns_of
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.records import Demonstration
+from pixelis.records import Demonstration, Question
 
 
 @dataclass(frozen=True)
@@ -32,31 +26,20 @@ class ChatColumns:
     assistant: str
     placeholder: str
 
-    def read(self, row: Row, name: str, root: MediaRoot) -> Demonstration:
-        """The demonstration of a row; RowError names the column that cannot be used."""
-        turns = []
-        media = root.media(row, "images" if row.get("images") is not None else "image", "videos")
-        images, clips = ([item for item in media if item.kind == kind] for kind in ("image", "video"))
-        for i, message in enumerate(messages_of(row, self.chat)):
-            text = message.get(self.text)
-            if not isinstance(text, str):
-                raise RowError(f"{self.chat}.{i}.{self.text}", "wrong_type", "expected text")
-            turn = ChatTurn(role_of(message.get(self.role), f"{self.chat}.{i}.{self.role}"), text)
-            if turn.role == "user":
-                for mark, remaining in (("<image>", images), ("<video>", clips)):
-                    count = text.count(mark)
-                    if count > len(remaining):
-                        raise RowError(self.chat, "media_count", f"the chat has more {mark} than the row has of them")
-                    turn.media += remaining[:count]
-                    del remaining[:count]
-            turns.append(turn)
-        first = next((turn for turn in turns if turn.role == "user"), None)
-        if (images or clips) and first is not None:
-            if any(turn.media for turn in turns):
-                unnamed = len(images) + len(clips)
-                raise RowError(self.chat, "media_count", f"{unnamed} media of the row have no <image> or <video> in the chat")
-            first.media = [*images, *clips]
-        return demonstration_of(row, name, turns, self.chat, "images", "image", "videos")
+    def read(self, row: Row, name: str, root: MediaRoot, reply: bool = False) -> list[Question]:
+        """The demonstrations of a row, or its question with a separate answer, which may be its ``reply``; raises RowError."""
+        images, videos, truth = (first_column(row, names) for names in (IMAGES, VIDEOS, ANSWERS))
+        turns = show_media(turns_of(row, self.chat, root), root.media(row, images, videos), self.chat)
+        asks = turns[-1].role == "user" and bool(truth)
+        truths = fields.answers(row, truth) if asks or truth == "answer" else None
+        if asks and reply:
+            turns.append(ChatTurn("assistant", reply_of(row[truth])))
+        used = (self.chat, images, videos, truth if truths else "")
+        return read_chat(row, name, turns, *used, truths=truths, asks=asks and not reply)
+
+    def demonstrate(self, row: Row, name: str, root: MediaRoot) -> list[Question]:
+        """The demonstrations of a row, also of a question with a separate answer; raises RowError."""
+        return self.read(row, name, root, reply=True)
 
     def write(self, record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
         """The row of a demonstration; BadInput if it has clips."""
@@ -80,11 +63,17 @@ FORMATS = {
     "sharegpt": Format(
         "conversations",
         CONVERSATIONS.read,
+        demonstrate=CONVERSATIONS.demonstrate,
         write_chat=CONVERSATIONS.write,
         dialect="mini_o3",
         excluded="messages message_list",
     ),
     "sharegpt_messages": Format(
-        "messages", MESSAGES.read, write_chat=MESSAGES.write, dialect="plain", excluded="conversations message_list"
+        "messages",
+        MESSAGES.read,
+        demonstrate=MESSAGES.demonstrate,
+        write_chat=MESSAGES.write,
+        dialect="plain",
+        excluded="conversations message_list",
     ),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pixelis.datasets import fields
 from pixelis.datasets.formats import verl
-from pixelis.datasets.formats.base import Columns, Format, Row, image_paths
+from pixelis.datasets.formats.base import IMAGES, VIDEOS, Format, Row, image_paths
+from pixelis.datasets.formats.table import Columns
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Question
 
@@ -32,6 +33,13 @@ def _write_parquet(record: Question) -> Row:
 
 
 FORMATS = {
-    "ttrl": Format("prompt", _read, _write, any_of="answer source", excluded="reward_model"),
+    "ttrl": Format(
+        "prompt",
+        _read,
+        _write,
+        demonstrate=COLUMNS.demonstrate,
+        any_of="answer source",
+        excluded=" ".join(("reward_model", *IMAGES, *VIDEOS)),
+    ),
     "ttrl_parquet": Format("prompt reward_model", verl.read_chat_row, _write_parquet, excluded="images videos env_name"),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pixelis.datasets import fields
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import Row, marked, other_columns, question_text, scorer_of
+from pixelis.datasets.formats.base import Row, marked, scorer_of
+from pixelis.datasets.formats.chat import read_chat
+from pixelis.datasets.formats.messages import show_media, turns_of
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Question
 from pixelis.rewards.scorers import option_lines
@@ -14,24 +15,17 @@ MATH_SOURCES = frozenset(("thinklite_eureka", "xince"))
 
 
 def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
-    """The question of the one user turn; RowError names the column that cannot be used.
+    """The question of the last user turn, with the earlier ones as history; RowError names the column that cannot be used.
 
     Rows without media may lack the answer, and their scorer follows from the question alone.
     """
-    messages, source = row.get("prompt"), fields.identifier(row, "data_source")
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in messages):
-        raise RowError("prompt", "wrong_type", "expected a list of messages with `role` and `content`")
-    user_turns = [m["content"] for m in messages if m.get("role") == "user"]
-    if not user_turns:
-        raise RowError("prompt", "empty", "the chat has no user turn")
-    if len(user_turns) > 1 or any(m.get("role") == "assistant" for m in messages):
-        raise RowError("prompt", "second_question", "the chat has several turns, but a question is one")
-    media = root.media(row, "images", "videos")
+    source = fields.identifier(row, "data_source")
+    turns = show_media(turns_of(row, "prompt", root), root.media(row, "images", "videos"), "prompt")
     extra = fields.optional(row, "extra_info", dict, {})
     index, reward_model = fields.identifier(extra, "index"), fields.need(row, "reward_model", dict)
-    meta = other_columns(row, "prompt", "images", "videos", "data_source")
-    task, answers = source or "qa", None
-    scorer = "mc_letter" if option_lines(user_turns[0]) else "math"
+    question = read_chat(row, name, turns, "prompt", "images", "videos", "data_source", asks=True)[-1]
+    meta, task, answers = question.meta, source or "qa", None
+    scorer = "mc_letter" if option_lines(question.question) else "math"
     if (has_media := row.get("images") is not None or "env_name" in row) or reward_model.get("ground_truth") not in (None, ""):
         answers = fields.answers(reward_model, "ground_truth")
     if has_media and answers is not None:
@@ -39,21 +33,17 @@ def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
         if source in MATH_SOURCES:
             task, scorer, meta["data_source"] = "math", "math_judge", source
         scorer = scorer_of(answers, scorer)
-    if system := "\n".join(m["content"] for m in messages if m.get("role") == "system"):
-        meta["system"] = system
     tools, environment = _tools(row)
-    return Question(
-        id=f"{source}-{index}" if source and index else index or name,
-        question=question_text(user_turns[0], "prompt", media),
-        media=media,
-        answers=answers,
-        scorer=scorer,
-        task=task,
-        split=fields.identifier(extra, "split") or "train",
-        tools=tools,
-        environment=environment,
-        meta=meta,
-    )
+    own = {
+        "id": f"{source}-{index}" if source and index else index or name,
+        "answers": answers,
+        "scorer": scorer,
+        "task": task,
+        "split": fields.identifier(extra, "split") or "train",
+        "tools": tools,
+        "environment": environment,
+    }
+    return question.model_copy(update=own)
 
 
 def _tools(row: Row) -> tuple[list[str] | None, str | None]:

@@ -1,0 +1,165 @@
+"""Reads the messages of a chat, in whatever form people write them, as turns of text and media.
+
+Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and ``<video>`` for the media
+of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages with a role of their own, or ``tool_calls``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from pixelis.datasets import fields
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats.base import Row
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.records import Media
+
+_ROLES = {
+    "user": ("user", "human"),
+    "assistant": ("assistant", "gpt", "model", "bot", "chatgpt"),
+    "call": ("function_call", "tool_call"),
+    "result": ("observation", "tool", "tool_response", "function", "function_response", "ipython"),
+    "system": ("system", "developer"),
+}
+ROLES = {name: role for role, names in _ROLES.items() for name in names}
+RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
+"""Around each result in the user turn that follows a turn with several calls."""
+_PARTS = {"text": "text", "image": "image", "image_url": "image", "video": "video", "video_url": "video"}
+"""Key of a part -> what it holds. A part may also have a ``type`` alone, if the media are in a column of the row."""
+
+
+@dataclass
+class ChatTurn:
+    """One turn of a chat: ``user``, ``assistant`` or ``system``, text, and images and clips; ``is_result`` of a call."""
+
+    role: str
+    text: str
+    media: list[Media] = field(default_factory=list)
+    is_result: bool = False
+
+
+def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
+    """The turns of the messages in a column, at least one, with the media inside them; consecutive calls or results are one turn.
+
+    RowError ``wrong_type``, ``unknown_role``, ``unknown_part``, or the code of a medium.
+    """
+    if isinstance(value := row.get(column), str):
+        value = fields.parse_json(value, column, list)
+    if not (messages := fields.objects({column: value}, column)):
+        raise RowError(column, "wrong_type", "the list of messages is empty")
+    turns, roles = list[ChatTurn](), list[str]()
+    for i, message in enumerate(messages):
+        place = f"{column}.{i}"
+        key = "from" if message.get("from") is not None else "role"
+        role = ROLES.get(name) if isinstance(name := message.get(key), str) else None
+        if role is None:
+            raise RowError(f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}")
+        turn = ChatTurn("user" if role == "result" else "assistant" if role == "call" else role, "", [], role == "result")
+        calls = message.get("tool_calls") or [call for call in [message.get("function_call")] if call]
+        key = next((key for key in ("content", "value", "text") if message.get(key) is not None), "content")
+        if message.get(key) is not None or not calls:
+            turn.text, turn.media = _content(message.get(key), f"{place}.{key}", root)
+        if role == "call":
+            turn.text = _written_calls(turn.text)
+        turn.text = "\n".join(filter(None, (turn.text, *(_tagged(call.get("function") or call) for call in calls))))
+        before = roles[-1] if roles else ""
+        if role == before == "result":
+            turns[-1].text = _response(turns[-1].text) + "\n" + _response(turn.text)
+            turns[-1].media += turn.media
+        elif role == "call" and before in ("call", "assistant"):
+            turns[-1].text += "\n" + turn.text
+        else:
+            turns.append(turn)
+        roles.append(role)
+    return turns
+
+
+def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
+    """The turns with the media of their row, each at the next mark of its kind; without any marks in the first turn.
+
+    RowError ``media_count`` if there are more marks than media, or media that no mark shows.
+    """
+    left = {kind: [item for item in media if item.kind == kind] for kind in ("image", "video")}
+    users = [turn for turn in turns if turn.role == "user"]
+    for turn in users:
+        for kind, items in left.items():
+            own = sum(item.kind == kind for item in turn.media)
+            if (count := turn.text.count(f"<{kind}>") - own) > len(items) or (own and count):
+                raise RowError(column, "media_count", f"the chat has more <{kind}> than the row has of them")
+            turn.media += items[:count]
+            del items[:count]
+    unshown = [item for items in left.values() for item in items]
+    if unshown and users:
+        if any(turn.media for turn in users):
+            raise RowError(column, "media_count", f"{len(unshown)} media of the row have no <image> or <video> in the chat")
+        users[0].media = unshown
+    return turns
+
+
+def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]:
+    """The text of a content, with a mark for each of its media unless it has marks already, and the media inside it."""
+    if isinstance(value, str):
+        return value, []
+    if not isinstance(value, list) or not all(isinstance(part, dict | str) for part in value):
+        raise RowError(place, "wrong_type", "expected text or a list of parts")
+    pieces, media = list[str](), list[Media]()
+    for part in value:
+        kind, item = ("text", part) if isinstance(part, str) else _part(part, place)
+        if kind == "text":
+            pieces.append(str(item))
+            continue
+        pieces.append(f"<{kind}>")
+        if item is not None:
+            media += root.media({place: item if kind == "image" else [item]}, **{f"{kind}s": place})
+    text = "".join(pieces)
+    own = "".join(piece for piece in pieces if piece not in ("<image>", "<video>"))
+    return own if "<image>" in own or "<video>" in own else text, media
+
+
+def _part(part: Row, place: str) -> tuple[str, Any]:
+    """What a part is and holds; None for a medium in a column of the row."""
+    name = str(part.get("type") or "").removeprefix("input_").removesuffix("_url")
+    for key, kind in _PARTS.items():
+        if (item := part.get(key)) is not None and name in ("", kind):
+            return kind, item["url"] if isinstance(item, dict) and "url" in item else item
+    if name in ("image", "video"):
+        return name, None
+    if name == "text":
+        return name, ""
+    raise RowError(place, "unknown_part", f"a part is {', '.join(_PARTS)}, not {name or ', '.join(part)}")
+
+
+def _written_calls(text: str) -> str:
+    """The text of a message that is calls alone, or after a thought: each one in tags."""
+    thought, closing, body = text.rpartition("</think>")
+    if "<tool_call>" in body:
+        return text
+    try:
+        calls = json.loads(body)
+    except ValueError:
+        calls = None
+    items = calls if isinstance(calls, list) else [calls]
+    tagged = [_tagged(item.get("function") or item) for item in items if isinstance(item, dict)]
+    return thought + closing + "\n".join(tagged or [f"<tool_call>{body}</tool_call>"])
+
+
+def _tagged(call: Row) -> str:
+    """A call as name and arguments in tags; arguments may be JSON in a text."""
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # the parser of the turn says what is wrong
+            arguments = json.loads(arguments)
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+
+
+def _response(text: str) -> str:
+    return text if text.lstrip().startswith(RESPONSE) else f"{RESPONSE}{text}{RESPONSE_END}"
+
+
+def reply_of(answer: Any) -> str:
+    """The reply of an assistant that gives an answer alone: a text, a number, or the first of several."""
+    first = next((item for item in answer if item), "") if isinstance(answer, list) else answer
+    return first if isinstance(first, str) else fields.answers({"answer": first}, "answer")[0]

@@ -1,0 +1,193 @@
+"""Tables: rows with a question, its answer and its media in columns, as most people have them.
+
+Other systems name the columns in their own way (``Columns``); a plain table names them as people do (``plain``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pixelis.datasets import fields
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats.base import (
+    ANSWERS,
+    IMAGES,
+    VIDEOS,
+    Format,
+    Row,
+    first_column,
+    image_paths,
+    marked,
+    scorer_of,
+    whole_clip,
+)
+from pixelis.datasets.formats.chat import read_chat
+from pixelis.datasets.formats.messages import ChatTurn, reply_of, show_media, turns_of
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.records import Demonstration, Question, Step
+from pixelis.rewards.scorers import option_lines
+
+QUESTIONS = ("question", "problem", "query", "prompt", "instruction")
+_TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
+"""In the ids of Reason-RFT's questions about transformations, whose answers are sequences of functions."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column holds which field of a question.
+
+    Rows without an ``id`` or ``task`` column in their format may still have ``id`` and ``data_source``. ``scorer`` scores the
+    answers that are not a letter of a choice. ``placeholder`` is written before the question, once for each of its media.
+    ``unlabelled``: rows may lack the answer, and the scorer follows from the question alone: a letter if it lists options.
+    """
+
+    question: str
+    answers: str
+    images: str = ""
+    videos: str = ""
+    id: str = ""
+    task: str = ""
+    scorer: str = "math"
+    split: str = "train"
+    placeholder: str = ""
+    unlabelled: bool = False
+
+    def read(self, row: Row, name: str, root: MediaRoot) -> Question:
+        """The question of a row; RowError names the column that cannot be used."""
+        unlabelled = self.unlabelled and row.get(self.answers) in (None, "", [])
+        answers = None if unlabelled else fields.answers(row, self.answers)
+        question = self._records(row, name, self.chat(row, root), answers, asks=True)
+        scorer = scorer_of(answers or [], self.scorer)
+        if self.unlabelled:
+            scorer = "mc_letter" if option_lines(question.question) else self.scorer
+        return question.model_copy(update={"scorer": "func_seq" if _TRANCE.search(question.id) else scorer})
+
+    def demonstrate(self, row: Row, name: str, root: MediaRoot) -> Question:
+        """The question with its first answer as a reply, which the dialect writes if it has no tags; RowError as `read`."""
+        answers = fields.answers(row, self.answers)
+        chat = [*self.chat(row, root), ChatTurn("assistant", reply_of(row[self.answers]))]
+        record = self._records(row, name, chat, answers)
+        assert isinstance(record, Demonstration)
+        turns = [turn if turn.answer != chat[-1].text.strip() else Step(answer=turn.answer) for turn in record.turns]
+        return record.model_copy(update={"turns": turns, "scorer": scorer_of(answers, self.scorer)})
+
+    def _records(self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False) -> Question:
+        task = self.task or "data_source"
+        used = (self.question, self.answers, self.images, self.videos, "history", task, self.id)
+        question = read_chat(row, name, chat, *used, truths=answers, asks=asks)[-1]
+        own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
+        return question.model_copy(update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split})
+
+    def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
+        """The earlier exchanges, which a ``history`` lists as pairs, and the question, which may be a list of messages."""
+        history = fields.optional(row, "history", list, [])
+        if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history):
+            raise RowError("history", "wrong_type", "expected a list of pairs of a question and its answer")
+        turns = [ChatTurn(("user", "assistant")[i], text) for pair in history for i, text in enumerate(pair)]
+        if isinstance(row.get(self.question), list):
+            turns += turns_of(row, self.question, root)
+        else:
+            turns.append(ChatTurn("user", fields.text(row, self.question)))
+        return show_media(turns, root.media(row, self.images, self.videos), self.question)
+
+    def write(self, record: Question) -> Row:
+        """The row of a question; BadInput if the format cannot hold its media."""
+        answers = record.answers or []
+        row: Row = {self.id: record.id} if self.id else {}
+        row[self.question] = marked(record, self.placeholder)
+        if answers:
+            row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
+        if self.task:
+            row[self.task] = record.task
+        if self.videos and (clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]):
+            row[self.videos] = clips
+        if paths := image_paths(record, None if self.images else 0, clips=bool(self.videos)):
+            row[self.images] = paths
+        return row
+
+
+# -- plain tables -----------------------------------------------------------------------------------------------------------
+
+
+def find_columns(row: Row, named: Mapping[str, str]) -> Columns:
+    """The columns of a plain table: those ``named`` as question, answer and image, otherwise those that people call so.
+
+    RowError ``missing_column`` or ``ambiguous_columns``, with the columns of the row.
+    """
+    existing = {name.strip().lower(): name for name in reversed(row)}
+    there = f"the columns are {', '.join(row)}"
+
+    def find(role: str, names: tuple[str, ...]) -> str:
+        if (column := named.get(role)) is not None:
+            if column not in row:
+                raise RowError(column, "missing_column", f"is missing; {there}")
+            return column
+        found = [existing[name] for name in names if name in existing]
+        if role == "image" or (found and found[0] == existing.get(role)):
+            return next((name for name in found if row[name] not in (None, "", [])), "")
+        if not found:
+            raise RowError(role, "missing_column", f"is missing; {there}")
+        if len(found) > 1:
+            raise RowError(role, "ambiguous_columns", f"may be {' or '.join(found)}: name it with ?{role}=COLUMN")
+        return found[0]
+
+    question, answers = find("question", QUESTIONS), find("answer", ANSWERS)
+    return Columns(question, answers, find("image", IMAGES), first_column(row, VIDEOS))
+
+
+def plain(named: Mapping[str, str]) -> Format:
+    """The format of a plain table whose columns are ``named`` as question, answer and image, or called so."""
+
+    def read(row: Row, name: str, root: MediaRoot, reply: bool = False) -> Question | list[Question]:
+        columns = find_columns(row, named)
+        row = _as_meant(row, columns)
+        if isinstance(answer := row.get(columns.answers), list) and any(isinstance(item, dict) for item in answer):
+            chat = [*columns.chat(row, root), *turns_of(row, columns.answers, root)]
+            return read_chat(row, name, chat, columns.question, columns.answers, columns.images, columns.videos, "history")
+        return columns.demonstrate(row, name, root) if reply else columns.read(row, name, root)
+
+    def demonstrate(row: Row, name: str, root: MediaRoot) -> Question | list[Question]:
+        return read(row, name, root, reply=True)
+
+    return Format("", read, demonstrate=demonstrate)
+
+
+def _as_meant(row: Row, columns: Columns) -> Row:
+    """The row with an instruction's input and the options as lines in its question, and the letter of an option as its answer."""
+    question, answer, images = (row.get(column) for column in (columns.question, columns.answers, columns.images))
+    row = dict(row)
+    if isinstance(images, str) and images.startswith("["):
+        row[columns.images] = fields.parse_json(images.replace("'", '"'), columns.images, list)
+    if columns.question.lower() == "instruction" and row.get("input"):
+        question = f"{question}\n{row.pop('input')}"
+    if isinstance(question, str) and (options := _options(row)) and not option_lines(question):
+        letters = [chr(ord("A") + i) for i in range(len(options))]
+        question = "\n".join([question, *(f"{letter}. {text}" for letter, text in zip(letters, options, strict=True))])
+        written = str(answer).strip()
+        if written in options:
+            row[columns.answers] = letters[options.index(written)]
+        elif written.isdecimal():
+            if int(written) >= len(options):
+                raise RowError(columns.answers, "no_label", f"{written} is none of the options 0 to {len(options) - 1}")
+            row[columns.answers] = letters[int(written)]
+    row[columns.question] = question
+    return row
+
+
+def _options(row: Row) -> list[str]:
+    """The options of a question: a list in ``options`` or ``choices``, or the columns A, B, ...; empty without."""
+    value = row.get(first_column(row, ("options", "choices")))
+    if isinstance(value, str) and value.startswith("["):
+        value = fields.parse_json(value.replace("'", '"'), "options", list)
+    if isinstance(value, dict):
+        value = value.get("text", list(value.values()))
+    if not isinstance(value, list):
+        value = [row[letter] for letter in itertools.takewhile(row.get, string.ascii_uppercase)]
+    return [str(option).strip() for option in value] if len(value) > 1 else []
+
+
+FORMATS = {"table": plain({})}
