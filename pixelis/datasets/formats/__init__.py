@@ -58,7 +58,7 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
     if len(matches) == 1:
         return matches[0]
     table_problem = ""
-    if not matches:
+    if not matches and not names & {"media", "turns"}:  # these are rows of Pixelis with another mistake
         try:
             table.find_columns(dict.fromkeys(columns), {})
             return "table"
@@ -169,12 +169,16 @@ class Records:
     def _detect(self, row: FileRow) -> str:
         if self.source.columns:
             return "table"
-        try:
-            return _detect(row)
-        except BadInput:
-            if self.labels or "answer" in row.values:
-                raise
-            return detect([*row.values, "answer"], f"{row.file}, row {row.number}")
+        problems, columns = list[BadInput](), [*row.values]
+        for names in (columns,) if self.labels or "answer" in columns else (columns, [*columns, "answer"]):
+            try:
+                return detect(names, f"{row.file}, row {row.number}")
+            except BadInput as problem:
+                problems.append(problem)
+        # One column too few or too many makes a bad row of our own format; any other schema ends the job.
+        if intended := native.intended_format(set(columns)):
+            return intended
+        raise problems[0]
 
 
 def read_records(text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None) -> Iterator[Question | BadRow]:
@@ -188,16 +192,6 @@ def read_records(text: str, kind: type[Question] = Question, on_labels: OnLabels
             if on_labels is not None and labels is not None and not isinstance(value, BadRow):
                 on_labels(value.id, labels)
             yield value if isinstance(value, BadRow) else ids.check(value.id, file, row) or value
-
-
-def _detect(row: FileRow) -> str:
-    try:
-        return detect(row.values, f"{row.file}, row {row.number}")
-    except BadInput:
-        # One column too few or too many makes a bad row of our own format; any other schema ends the job.
-        if intended := native.intended_format(set(row.values)):
-            return intended
-        raise
 
 
 def _inside(path: str, folder: str) -> str:
