@@ -165,6 +165,31 @@ def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, r
     assert not any(mask[i] for i in pads)
 
 
+@pytest.mark.parametrize(
+    "text", ["First <video> then <image>. Same?", "<video>\n<image>\nSame?", "Is <image> in <video>?", "<image>Look at <video>."]
+)
+def test_media_are_shown_where_the_text_marks_them(player: Player, picture: Path, text: str) -> None:
+    frames = [str(picture.with_name(f"{i}.png")) for i in range(2)]
+    for i, path in enumerate(frames):
+        Image.new("RGB", (64, 64), (0, 100 * i, 255)).save(path)
+    media = [{"id": "img0", "uri": str(picture)}, {"id": "vid0", "kind": "video", "frames": frames}]
+    later = {"id": "q", "question": "And now?", "history": [{"question": text, "answer": "no", "media": ["img0", "vid0"]}]}
+    earlier = {"id": "img1", "uri": frames[0]}
+    for row in ({"id": "q", "question": text, "media": media}, {**later, "media": [earlier, *media]}):
+        trajectory, views = player.play(Demonstration.model_validate({**row, "turns": [{"answer": "no"}]}))
+        prompt = player.renderer.tokenizer.decode(trajectory.token_ids(), skip_special_tokens=False)
+        assert "<image>" not in prompt
+        assert "<video>" not in prompt
+        order = [name.partition(".")[0] for name in (image.id for image in trajectory.images)]
+        clip_first = "video" in text.partition("<image>")[0]
+        assert order[:3] == (["vid0", "vid0", "img0"] if clip_first else ["img0", "vid0", "vid0"])
+        assert [view.shape[:2] for view in views] == [image.view_size[::-1] for image in trajectory.images]
+        runs = prompt.replace("<|image_pad|>", "").split("<|vision_start|><|vision_end|>")
+        assert runs[clip_first * 2 + 1].startswith(text.partition("<image>")[2].partition("<video>")[0]), (
+            "the text after the picture"
+        )
+
+
 def test_a_direct_answer_has_one_turn_and_one_view(player: Player, row: Callable[..., Demonstration]) -> None:
     trajectory, views = player.play(row({"answer": "7"}))
     assert said(player, trajectory) == ["<answer>7</answer><|im_end|>"]
