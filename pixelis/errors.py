@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 
 def install_extra(extra: str) -> str:
@@ -36,6 +36,10 @@ class PixelisError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+
+    def about(self, place: str) -> Self:
+        """The same error with the place that it is about before its message."""
+        return type(self)(f"{place}: {self.message}", code=self.code, fix=self.fix)
 
     def __reduce__(self):
         return _rebuild, (type(self), self.message, self.code, self.fix)

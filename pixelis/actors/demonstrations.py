@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,8 @@ from pixelis.telemetry import events
 if TYPE_CHECKING:
     from pixelis.actors.placement import Actors
     from pixelis.policy.train_step import Trainer
+
+log = logging.getLogger(__name__)
 
 EXAMPLES = 5
 """Number of unusable demonstrations listed in the error about too many of them."""
@@ -134,6 +137,8 @@ class DemonstrationSource(BatchSource):
         errors = [text for text in rows["error"] if text]
         *counts, failed = self.trainer.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
         self.unusable += int(failed)
+        for error in errors:
+            log.warning("unusable demonstration: %s", error.partition("\n")[2])
         self._check(errors)
         metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
         metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}

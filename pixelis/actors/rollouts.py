@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from pixelis.policy.advantages import assign_advantages, group_rewards, usable
 from pixelis.policy.distributed import balanced_shares
 from pixelis.policy.replay import SampleReplay, informative, least_kept, subset
 from pixelis.records import Group, Question
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -123,7 +126,8 @@ class Rollouts:
             if (labels := self.labels.pop(question.id, None)) is not None:
                 scored.accuracy = await next(self.scorer).accuracy.remote(scored.group, *labels)
         except (DataFailure, BadInput) as error:
-            return (unwrap_ray_error(error) or error).code
+            log.warning("no rollouts of a question: %s", error)
+            return error.code
         if greedy:
             scored.greedy = greedy[0].group.trajectories[0].reward
         if abstains(scored.group):
@@ -137,10 +141,13 @@ class Rollouts:
     async def episodes(
         self, request: RolloutRequest, step: int | None = None, reserved: Reservation | None = None
     ) -> ScoredGroup:
-        """Scored episodes of one question. Raises InfraFailure, and DataFailure or BadInput for the question."""
-        rollout = await self.router.rollout(request, reserved)
-        states = [self.embedder.states.remote(rollout.group, rollout.views)] if self.embedder is not None else []
-        return ScoredGroup(await next(self.scorer).score.remote(rollout.group, step, *states), rollout.views)
+        """Scored episodes of one question. Raises InfraFailure, and DataFailure or BadInput that name the question's row."""
+        try:
+            rollout = await self.router.rollout(request, reserved)
+            states = [self.embedder.states.remote(rollout.group, rollout.views)] if self.embedder is not None else []
+            return ScoredGroup(await next(self.scorer).score.remote(rollout.group, step, *states), rollout.views)
+        except (DataFailure, BadInput) as error:
+            raise (unwrap_ray_error(error) or error).about(request.question.place) from None
 
     def informative(self, scored: ScoredGroup) -> bool:
         """Whether the group has advantages and ``rft.filter`` keeps it."""

@@ -25,3 +25,4 @@ class DataConfig(Section):
     max_bad_rows: float = Field(
         0, ge=0, description="unusable rows that may be skipped, as a number or, below 1, as a share; more are an error"
     )
+    probe_rows: int = Field(64, ge=0, description="rows of each source whose media `--dry-run` opens and whose tokens it counts")

@@ -29,7 +29,8 @@ class BadRow(NamedTuple):
 
     def __str__(self) -> str:
         own = f" ({self.id})" if self.id not in ("", self.row) else ""
-        return f"{self.file}, row {self.row}{own}, column {self.column}: {self.message}"
+        column = f", column {self.column}" if self.column != "all" else ""
+        return f"{self.file}, row {self.row}{own}{column}: {self.message}"
 
     def error(self) -> DataFailure:
         """The failure to raise where bad rows are not tolerated."""

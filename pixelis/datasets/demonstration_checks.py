@@ -57,7 +57,8 @@ def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tu
     name = call.op
     if name not in operations:
         near = difflib.get_close_matches(name, operations, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations) or 'none in this dialect'}"
+        hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations)}"
+        hint = hint if operations else "the dialect has none: set dialogue.dialect=qwen"
         return "op", "unknown_op", f"no operation `{name}` ({hint})"
     for key, place in PLACES.items() if operations[name].targeted else ():
         values = call.arguments.get(key)

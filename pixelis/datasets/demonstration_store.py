@@ -59,7 +59,8 @@ class DemonstrationStore:
                     if row.kind not in kinds:
                         refused[row.kind] += 1
                         continue
-                    offsets.append(offsets[-1] + file.write(row.model_dump_json(exclude=UNUSED_FIELDS).encode() + b"\n"))
+                    line = json.dumps(row.origin).encode() + b"\t" + row.model_dump_json(exclude=UNUSED_FIELDS).encode() + b"\n"
+                    offsets.append(offsets[-1] + file.write(line))
                     levels.append(LEVELS.index(row.level) if row.level else -1)
                     weights.append(row.weight)
             if not weights:
@@ -78,7 +79,9 @@ class DemonstrationStore:
     def __getitem__(self, number: int) -> Demonstration:
         """Row ``number``, from 0."""
         self._file.seek(self.offsets[number])
-        return Demonstration.model_validate_json(self._file.read(self.offsets[number + 1] - self.offsets[number]))
+        origin, _, text = self._file.read(self.offsets[number + 1] - self.offsets[number]).partition(b"\t")
+        row = Demonstration.model_validate_json(text)
+        return row.read_from(*json.loads(origin)) if origin != b"null" else row
 
 
 class BatchSampler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,23 @@ CPUS = 0.25
 """CPUs that a preparing process reserves; it shares its core with its learner."""
 
 
-def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstration]:
+def demonstrations(
+    config: Config,
+    source: str,
+    count: int,
+    player: Player | None = None,
+    on_bad_row: Callable[[BadRow], None] | None = None,
+) -> Iterator[Demonstration]:
     """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`, which is endless.
 
     Up to ``data.max_bad_rows`` unusable rows, including those that fail `check_demonstration`, are skipped; one more is an error.
+    With a ``player`` the first ``data.probe_rows`` are also played, and unusable if that fails.
     """
     data = config.data
     if source.startswith("cards:"):
         yield from read_demonstrations(source, data.limit or count, config.run.seed, data.direct_share)
         return
-    budget = BadRowBudget(source, data.max_bad_rows)
+    budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
     operations = {operation.name: operation for operation in offered(config)}
     environments = select_environments(config.toolbox.environments)
     usable = 0
@@ -47,6 +54,8 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
         bad = row if isinstance(row, BadRow) else None
         if isinstance(row, Demonstration) and row.kind in config.sft.kinds:
             bad = check_demonstration(row, source, operations, environments)
+            if bad is None and player is not None and usable < data.probe_rows:
+                bad = player.problem(row, source)
         budget.add(bad)
         if isinstance(row, Demonstration) and bad is None:
             yield row

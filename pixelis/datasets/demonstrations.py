@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import Config
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import is_done, name_observation, show_start
 from pixelis.dialogue.dialects import default_target
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.errors import DataFailure, OperationError
+from pixelis.errors import BadInput, DataFailure, OperationError
 from pixelis.operations import Operation, Scene, execute, select
 from pixelis.operations.environment import Environment, environment_of, observe, select_environments, start
 from pixelis.operations.media import first_look
@@ -40,14 +41,30 @@ class Player:
         A turn with the text of its row keeps that text in the row's dialect; only a call that means something else here, because
         the picture is shown in another size, is written anew. A refused call gives an error observation in a turn with ``learn``
         False, as in an episode, and DataFailure in any other turn. DataFailure also if the trajectory is too long, and for an
-        environment that fails, or ends at another turn than the last.
+        environment that fails, or ends at another turn than the last; BadInput for media. Errors name the row.
         """
-        media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
-        trajectory, views, environment = self._begin(question, media)
+        try:
+            return self._play(question)
+        except (DataFailure, BadInput) as error:
+            raise error.about(question.place) from None
+
+    def problem(self, question: Question, source: str) -> BadRow | None:
+        """Why a question cannot be shown, or a demonstration cannot be played; None if it can. Opens its media."""
+        try:
+            if isinstance(question, Demonstration):
+                self._play(question)
+            else:
+                self._check_length(self._begin(question)[0])
+        except (DataFailure, BadInput) as error:
+            return BadRow.of(question, source, "all", error.code, error.message)
+        return None
+
+    def _play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
+        trajectory, views, environment, media = self._begin(question)
         offered, default = self.renderer.offered(question), "" if environment is not None else default_target(media)
         for number, step in enumerate(question.turns):
             if _has_ended(trajectory):
-                raise DataFailure(f"{question.id}: its environment ends before turn {number}", code="after_end")
+                raise DataFailure(f"its environment ends before turn {number}", code="after_end")
             if step.answer is not None:
                 trajectory.turns.append(self._answer(step, trajectory.images))
                 trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
@@ -57,22 +74,26 @@ class Player:
             if error is not None:
                 results = [(Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())]
             elif environment is not None:
-                results = self._act(environment, actions, question)
+                results = self._act(environment, actions)
             else:
                 scene = self.scene(media, trajectory.objects, list(trajectory.images))
                 results = [execute(action, scene, offered) for action in actions]
             later = question.turns[number + 1 :]
             for place, (observation, new_views) in enumerate(results):
-                observation = self._named(observation, actions[place], trajectory.operations_ok, step, later, question)
+                observation = self._named(observation, actions[place], trajectory.operations_ok, step, later)
                 shown = len(trajectory.images)
                 trajectory.turns.append(self.renderer.observation(observation, shown, place, len(results)))
                 trajectory.images += observation.images
                 views += new_views
         if trajectory.answer is None and not _has_ended(trajectory):
-            raise DataFailure(f"{question.id}: its environment does not end: end with an answer", code="no_answer")
-        if len(trajectory.token_ids()) > self.config.dialogue.max_context:
-            raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
+            raise DataFailure("its environment does not end: end with an answer", code="no_answer")
+        self._check_length(trajectory)
         return trajectory, views
+
+    def _check_length(self, trajectory: Trajectory) -> None:
+        if (length := len(trajectory.token_ids())) > (limit := self.config.dialogue.max_context):
+            message = f"{length} tokens are longer than dialogue.max_context {limit}"
+            raise DataFailure(message, code="over_context", fix="shorten it, or raise dialogue.max_context")
 
     def turn_lengths(self, question: Demonstration) -> list[int]:
         """Tokens of each turn that is learnt, the stop token included, without opening the media.
@@ -98,26 +119,29 @@ class Player:
                 lengths.append(0)
         return lengths
 
-    def _begin(
-        self, question: Demonstration, media: Mapping[str, np.ndarray | Clip]
-    ) -> tuple[Trajectory, list[np.ndarray], Environment | None]:
-        """The trajectory before the first turn, its views, and the environment that the question names."""
-        images, views = first_look(media, self.config.dialogue, self.spec.multiple)
+    def _begin(self, question: Question) -> tuple[Trajectory, list[np.ndarray], Environment | None, dict[str, np.ndarray | Clip]]:
+        """The trajectory before the first turn, its views, the environment that the question names, and its media."""
+        media, images, views = dict[str, np.ndarray | Clip](), list[ImageView](), list[np.ndarray]()
+        for item in question.media:
+            try:
+                media[item.id] = open_media(item, self.config.toolbox)
+                look = first_look({item.id: media[item.id]}, self.config.dialogue, self.spec.multiple)
+            except BadInput as error:
+                raise error.about(item.id if item.is_inline else (item.frames or [item.uri])[0]) from None
+            images, views = images + look[0], views + look[1]
         environment: Environment | None = None
         shown: Question = question
         if (kind := environment_of(question, self.renderer.environments)) is not None:
-            with _failures(question):
+            with _failures():
                 environment, result = start(kind, question, media, self.config.run.seed)
                 observation, new_views = observe(result, self.crop, self.spec.multiple)
             shown = show_start(shown, images, observation)
             views += new_views
         turns, dialect = self.renderer.prompt(shown, images), self.renderer.dialect.name
         trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images, stop_reason=StopReason.DONE)
-        return trajectory, views, environment
+        return trajectory, views, environment, media
 
-    def _named(
-        self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step], question: Question
-    ) -> Observation:
+    def _named(self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step]) -> Observation:
         """The observation of a call with its id.
 
         DataFailure for an error in a turn that is learnt, or whose image the row uses later.
@@ -127,19 +151,17 @@ class Player:
             return name_observation(observation.model_copy(update={"data": data}), successes)
         shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
         if step.learn or (shown and _is_used(later, successes + 1)):
-            raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=observation.code or "operation")
+            raise DataFailure(f"{action.op} failed: {observation.text}", code=observation.code or "operation")
         return observation
 
-    def _act(
-        self, environment: Environment, actions: Sequence[Action], question: Question
-    ) -> list[tuple[Observation, list[np.ndarray]]]:
+    def _act(self, environment: Environment, actions: Sequence[Action]) -> list[tuple[Observation, list[np.ndarray]]]:
         """The observations of actions in an environment, refused ones as errors. DataFailure if it ends before the last."""
         results = list[tuple[Observation, list[np.ndarray]]]()
         for action in actions:
             if results and is_done(results[-1][0]):
-                raise DataFailure(f"{question.id}: its environment ends before the last call of a turn", code="after_end")
+                raise DataFailure("its environment ends before the last call of a turn", code="after_end")
             try:
-                with _failures(question):
+                with _failures():
                     results.append(observe(environment.execute(action), self.crop, self.spec.multiple))
             except OperationError as error:
                 results.append((Observation(status="error", code=error.code, text=error.message), []))
@@ -218,14 +240,14 @@ def _has_ended(trajectory: Trajectory) -> bool:
 
 
 @contextmanager
-def _failures(question: Question) -> Iterator[None]:
+def _failures() -> Iterator[None]:
     """Turns whatever an environment raises, but OperationError, into DataFailure ``environment_crashed``."""
     try:
         yield
     except OperationError:
         raise
     except Exception as error:
-        message = f"{question.id}: its environment failed: {type(error).__name__}: {error}"
+        message = f"its environment failed: {type(error).__name__}: {error}"
         raise DataFailure(message, code="environment_crashed") from error
 
 

@@ -43,6 +43,7 @@ class Text(NamedTuple):
     text: str
     weight: float
     labels: str | None = None
+    origin: tuple[str, str] = ("", "")
 
 
 def question_stream(
@@ -59,10 +60,10 @@ def question_stream(
     """
     source, labels = data.train, on_labels is None
 
-    def question(text: str, cut: str | None) -> Question:
-        result = Question.model_validate_json(text)
-        if on_labels is not None and cut is not None:
-            on_labels(result.id, Labels(*json.loads(cut)))
+    def question(text: Text) -> Question:
+        result = Question.model_validate_json(text.text).read_from(*text.origin)
+        if on_labels is not None and text.labels is not None:
+            on_labels(result.id, Labels(*json.loads(text.labels)))
         return result
 
     if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
@@ -71,7 +72,7 @@ def question_stream(
     passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True, labels=labels)])
     budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
     for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows):
-        yield question(text.text, text.labels)
+        yield question(text)
 
 
 def record_stream(
@@ -101,7 +102,7 @@ def _passes(name: str, reads: list[Read], change: Change | None = None) -> Calla
                 yield BadRow(row["file"], row["row"], *row["problem"])
             else:
                 repeated = ids.check(row["id"], row["file"], row["row"])
-                yield repeated or Text(row["id"], row["text"], row["weight"], row["labels"])
+                yield repeated or Text(row["id"], row["text"], row["weight"], row["labels"], (row["file"], row["row"]))
 
     return next_pass
 
@@ -124,7 +125,7 @@ def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Reco
         if isinstance(value, BadRow):
             yield row(Record(value.file, value.row, value))
         else:
-            yield row(Record(source, value.id, value, cut.pop(value.id, None)))
+            yield row(Record(*(value.origin or (source, value.id)), value, cut.pop(value.id, None)))
     yield END
 
 

@@ -5,6 +5,7 @@ The result is printed on standard error. Nothing is started and no weights are r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -18,6 +19,8 @@ from pixelis.config import Config, PolicyConfig
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 
 if TYPE_CHECKING:
+    from pixelis.datasets.bad_rows import BadRow
+    from pixelis.datasets.demonstrations import Player
     from pixelis.policy.estimate import Job, Prompt
     from pixelis.records import Question
 
@@ -101,7 +104,7 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     from pixelis.policy.ranks import read as read_ranks
 
     policy = config.policy
-    if job != "evaluate" or (config.evaluate.api.url is None and config.evaluate.answers is None):
+    if _has_policy(config, job):
         yield "policy.model", policy.model, _model
         if policy.adapter:
             yield "policy.adapter", policy.adapter, functools.partial(_adapter, policy, job in ("rft", "ttrl", "sft"))
@@ -109,15 +112,15 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
             yield "policy.lora.ranks", policy.lora.ranks, read_ranks
     if config.learner.deepspeed and job in ("rft", "ttrl", "sft", "serve"):
         yield "learner.deepspeed", config.learner.deepspeed, _json
-    demonstrations = functools.partial(_demonstrations, config)
+    demonstrations = functools.partial(_demonstrations, config, job)
     read = _questions_without_judge if job in ESTIMATED and not config.rewards.judge.url else _questions
-    held_out: Callable[[str], object] = functools.partial(read, config, None)
+    held_out: Callable[[str], object] = functools.partial(read, config, job, None)
     if job == "evaluate" and config.evaluate.clusters:
         held_out = functools.partial(_enough_questions, config, held_out)
     if job == "answer" and config.data.evaluate:
         yield "data.evaluate", config.data.evaluate, functools.partial(_first_question, config)
     for key, source in _questions_of(config, job):
-        yield key, source, functools.partial(read, config, config.data.max_bad_rows)
+        yield key, source, functools.partial(read, config, job, config.data.max_bad_rows)
     for key, source in _held_out_of(config, job):
         yield key, source, held_out
     if job == "evaluate":
@@ -197,14 +200,39 @@ def _adapter(policy: PolicyConfig, learns: bool, folder: str) -> None:
             check_adapter(adapter, policy, fingerprint(base), shapes)
 
 
-def _questions(config: Config, max_bad_rows: float | None, source: str) -> Iterator[Question]:
-    """The questions of a source; reads the first. ``max_bad_rows``: None for a held-out set."""
+def _has_policy(config: Config, job: str) -> bool:
+    return job != "evaluate" or (config.evaluate.api.url is None and config.evaluate.answers is None)
+
+
+def _player(config: Config, job: str) -> Player | None:
+    """Shows rows to the model of a job; None without one, or if it cannot be loaded, which the check of ``policy.model`` says."""
+    from pixelis.datasets.demonstrations import Player
+    from pixelis.policy.model_path import resolve
+
+    with contextlib.suppress(PixelisError):
+        return Player(config, str(resolve(config.policy.model))) if job in ESTIMATED and _has_policy(config, job) else None
+    return None
+
+
+def _questions(config: Config, job: str, max_bad_rows: float | None, source: str) -> Iterator[Question]:
+    """The questions of a source; reads the first, and shows ``data.probe_rows``. ``max_bad_rows``: None for a held-out set."""
     from pixelis.datasets.labels import drop_labels
-    from pixelis.datasets.questions import read_questions
+    from pixelis.datasets.questions import BadRowBudget, read_questions
 
     on_labels = None if config.rewards.labelled else drop_labels
-    rows = read_questions(source, seed=0, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
-    return itertools.chain([next(rows)], rows)
+    rows = read_questions(source, seed=0, epochs=1, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
+    first = [next(rows)]
+    if not source.startswith("cards:") and (player := _player(config, job)) is not None:
+        first += itertools.islice(rows, max(0, config.data.probe_rows - 1))
+        budget = BadRowBudget(source, max_bad_rows, _note if max_bad_rows else None)
+        for question in first[: config.data.probe_rows]:
+            budget.add(player.problem(question, source))
+        budget.check()
+    return itertools.chain(first, rows)
+
+
+def _note(row: BadRow) -> None:
+    print(f"  note   {row}", file=sys.stderr)
 
 
 def _canary(config: Config, _: str) -> None:
@@ -221,10 +249,10 @@ def _first_question(config: Config, source: str) -> None:
         raise BadInput("has no questions", fix="see docs/data.md for the rows")
 
 
-def _questions_without_judge(config: Config, max_bad_rows: float | None, source: str) -> None:
+def _questions_without_judge(config: Config, job: str, max_bad_rows: float | None, source: str) -> None:
     from pixelis.rewards.scorers import JUDGED
 
-    probed = itertools.islice(_questions(config, max_bad_rows, source), PROMPTS + 1)
+    probed = itertools.islice(_questions(config, job, max_bad_rows, source), PROMPTS + 1)
     if judged := {config.rewards.scorer_of(q.task, q.scorer) for q in probed} & JUDGED:
         raise BadConfig(
             f"has questions with the scorer {min(judged)}, which needs a judge",
@@ -244,10 +272,15 @@ def _enough_questions(config: Config, read: Callable[[str], object], source: str
     require_questions(count, clusters, source)
 
 
-def _demonstrations(config: Config, source: str) -> None:
+def _demonstrations(config: Config, job: str, source: str) -> None:
     from pixelis.datasets.demonstration_stream import demonstrations
 
-    if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBE_ROWS)):
+    if not sum(
+        1
+        for _ in itertools.islice(
+            demonstrations(config, source, 1, _player(config, job), _note if config.data.max_bad_rows else None), PROBE_ROWS
+        )
+    ):
         raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
 
 

@@ -41,7 +41,8 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
     if height < 1 or width < 1:
         raise BadInput(f"a picture of {height} x {width} pixels has nothing to see")
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise BadInput(f"a picture of {height} x {width} pixels is too thin: the longer side may be {MAX_ASPECT} times the other")
+        message = f"a picture of {width} x {height} pixels is too thin: the longer side may be {MAX_ASPECT} times the other"
+        raise BadInput(message, code="image_too_thin", fix="crop or pad the picture")
     if budget.max_pixels < multiple * multiple:
         raise BadInput(f"a budget of {budget.max_pixels} pixels holds no {multiple} x {multiple} tile")
     rows, columns = max(1, round(height / multiple)), max(1, round(width / multiple))

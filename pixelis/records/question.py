@@ -194,7 +194,10 @@ class Question(Record):
     @property
     def place(self) -> str:
         """How messages name the question: file, row and id, as far as they are known."""
-        return f"{self._origin[0]}, row {self._origin[1]}, {self.id}" if self._origin else self.id
+        if self._origin is None:
+            return self.id
+        file, row = self._origin
+        return f"{file}, row {row}{f' ({self.id})' if self.id != row else ''}"
 
     @property
     def conversation(self) -> str:
