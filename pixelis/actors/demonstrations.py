@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import logging
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from pixelis.actors.batch_sources import BatchSource
 from pixelis.actors.rollouts import StepResult
 from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config
+from pixelis.datasets.bad_rows import BAD_ROW, BadRow
 from pixelis.datasets.curriculum import LEVELS, Curriculum, Event, Mixture
 from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import evaluation_metrics, summarise
@@ -34,8 +34,6 @@ from pixelis.telemetry import events
 if TYPE_CHECKING:
     from pixelis.actors.placement import Actors
     from pixelis.policy.train_step import Trainer
-
-log = logging.getLogger(__name__)
 
 EXAMPLES = 5
 """Number of unusable demonstrations listed in the error about too many of them."""
@@ -95,7 +93,7 @@ class DemonstrationSource(BatchSource):
         self.weights = WeightPublisher(store, "sft", every=config.sft.evaluate_every or 1)
         self.evaluation = HeldOut(config, actors.coordinator if actors is not None else None)
         self.curriculum: dict[str, float] = {}
-        self.unusable = 0
+        self.unusable, self.log = 0, events.EventLog(config.run.dir)
 
     def prepare(self, step: int) -> None:
         """Start preparing this worker's first batch. A worker restarted within a run skips the batches before `step`."""
@@ -134,11 +132,11 @@ class DemonstrationSource(BatchSource):
         if rows is None:
             return None
         levels = Counter(rows["level"].tolist())
-        errors = [text for text in rows["error"] if text]
+        errors = [BadRow(*json.loads(text)) for text in rows["error"] if text]
         *counts, failed = self.trainer.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
         self.unusable += int(failed)
         for error in errors:
-            log.warning("unusable demonstration: %s", error.partition("\n")[2])
+            self.log.write(BAD_ROW, **error._asdict())
         self._check(errors)
         metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
         metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}
@@ -147,14 +145,14 @@ class DemonstrationSource(BatchSource):
                 lines.write(json.dumps({"step": step, "ids": rows["id"].tolist()}) + "\n")
         return LearnerBatch(step, samples_of(rows), "sft", metrics, {"unusable": self.unusable})
 
-    def _check(self, errors: list[str]) -> None:
+    def _check(self, errors: list[BadRow]) -> None:
         limit = self.config.data.max_bad_rows
         allowed = limit if limit >= 1 else limit * self.steps * self.config.sft.batch
         if self.unusable > allowed:
-            examples = "; ".join(text.partition("\n")[2] for text in errors[:EXAMPLES]) or "on another learner"
+            examples = "; ".join(map(str, errors[:EXAMPLES])) or "on another learner"
             raise DataFailure(
                 f"{self.unusable} demonstrations cannot be played, more than data.max_bad_rows={limit:g}: {examples}",
-                code=errors[0].partition("\n")[0] if errors else "unusable",
+                code=errors[0].code if errors else "unusable",
                 fix="correct or remove them, or raise data.max_bad_rows",
             )
 

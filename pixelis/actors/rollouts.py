@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest
 from pixelis.actors.rollout_buffer import ScoredGroup, Selection
 from pixelis.config import Config
+from pixelis.datasets.bad_rows import BAD_ROW, BadRow
 from pixelis.datasets.labels import Labels
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
@@ -28,8 +28,7 @@ from pixelis.policy.advantages import assign_advantages, group_rewards, usable
 from pixelis.policy.distributed import balanced_shares
 from pixelis.policy.replay import SampleReplay, informative, least_kept, subset
 from pixelis.records import Group, Question
-
-log = logging.getLogger(__name__)
+from pixelis.telemetry.events import EventLog
 
 
 @dataclass
@@ -105,7 +104,7 @@ class Rollouts:
         self, config: Config, router: GeneratorRouter, scorers: Sequence[ActorHandle], embedder: ActorHandle | None = None
     ):
         self.config, self.router, self.embedder = config, router, embedder
-        self.scorer = itertools.cycle(scorers)
+        self.scorer, self.log = itertools.cycle(scorers), EventLog(config.run.dir)
         self.labels: dict[str, Labels] = {}
         """True answers by question id that the reader has cut off: for metrics alone."""
         replay = config.rft.replay
@@ -126,7 +125,7 @@ class Rollouts:
             if (labels := self.labels.pop(question.id, None)) is not None:
                 scored.accuracy = await next(self.scorer).accuracy.remote(scored.group, *labels)
         except (DataFailure, BadInput) as error:
-            log.warning("no rollouts of a question: %s", error)
+            self.log.write(BAD_ROW, **BadRow.of_error(question, self.config.data.train, error)._asdict())
             return error.code
         if greedy:
             scored.greedy = greedy[0].group.trajectories[0].reward

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pixelis.errors import DataFailure
+from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Question
+
+BAD_ROW = "bad_row"
+"""Kind of the events of rows that a run skips, with the fields of a ``BadRow``."""
 
 
 class BadRow(NamedTuple):
@@ -26,6 +29,11 @@ class BadRow(NamedTuple):
         """A fault of a question that was read from ``source``."""
         file, row = question.origin or (source, question.id)
         return cls(file, row, column, code, message, question.id)
+
+    @classmethod
+    def of_error(cls, question: Question, source: str, error: PixelisError) -> BadRow:
+        """An error about a question that was read from ``source``."""
+        return cls.of(question, source, "all", error.code, error.message.removeprefix(f"{question.place}: "))
 
     def __str__(self) -> str:
         own = f" ({self.id})" if self.id not in ("", self.row) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def demonstration_stream(
 
 class Prepare:
     """Draws and plays the demonstrations of steps: columns id, level, tokens int32, mask bool, weights float32 (empty: 1 each),
-    views (raw bytes), shapes (heights and widths), error (empty, or the reason why the other columns are).
+    views (raw bytes), shapes (heights and widths), error (empty, or the BadRow as JSON if the other columns are).
 
     ``schedule`` returns the mixture of a step as soon as it is known.
     """
@@ -131,7 +132,7 @@ class Prepare:
         try:
             sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:
-            return b"", b"", b"", b"", b"", f"{error.code}\n{error}"
+            return b"", b"", b"", b"", b"", json.dumps(BadRow.of_error(row, self.config.data.demonstrations, error))
         weights = b"" if sample.weights is None else sample.weights.tobytes()
         views = b"".join(view.tobytes() for view in sample.views)
         shapes = np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes()

@@ -56,7 +56,7 @@ class Player:
             else:
                 self._check_length(self._begin(question)[0])
         except (DataFailure, BadInput) as error:
-            return BadRow.of(question, source, "all", error.code, error.message)
+            return BadRow.of_error(question, source, error)
         return None
 
     def _play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:

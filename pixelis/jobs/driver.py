@@ -27,6 +27,7 @@ from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.learner import FAILURE
 from pixelis.actors.node_watch import HeadWatch
 from pixelis.config import Config, PolicyConfig
+from pixelis.datasets.bad_rows import BAD_ROW, BadRow
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.spec import ModelSpec
@@ -48,6 +49,8 @@ HEAD_S = 10.0
 """Seconds without the head of the Ray cluster after which a job ends."""
 SOURCE_KEYS = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
 """Configuration keys of data sources, named in errors."""
+SHOWN_MESSAGES = 5
+"""Most messages of a run that are printed at once; all are in events.jsonl."""
 PROBE_ROWS = 1000
 """Rows of a source that are read before any actor starts."""
 
@@ -267,7 +270,7 @@ def watch(
 
     start, metrics = poll()
     done = start
-    folder, started, last_alarm = Path(config.run.dir), time.time(), 0.0
+    folder, started, last_message = Path(config.run.dir), time.time(), 0.0
     head = HeadWatch() if ray.is_initialized() else None
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
         threading.Thread(target=call, name=name, daemon=True).start()
@@ -283,9 +286,10 @@ def watch(
                     progress.update(
                         done, **(metrics or ({"status": _startup_stage(folder, started, waiting)} if done == start else {}))
                     )
-                last_alarm = _print_alarm(folder, started, last_alarm)
+                last_message = _print_messages(folder, started, last_message)
             done, metrics = poll()
             progress.update(done, **metrics)
+            _print_messages(folder, started, last_message)
         except KeyboardInterrupt:
             stop_file(config).touch()
             stop()
@@ -334,18 +338,23 @@ def _interruption(folder: Path, since: float) -> str:
     return str(row["text"]) if row is not None and row["kind"] == events.NOTICE and row["time"] >= since else ""
 
 
-def _print_alarm(folder: Path, since: float, last: float) -> float:
-    """Print a new failure of a learner or alarm of a run; returns the time of the last printed one."""
-    row = events.last(folder, FAILURE, events.ALARM)
-    if row is None or row["time"] < since or row["time"] <= last:
+def _print_messages(folder: Path, since: float, last: float) -> float:
+    """Print new failures of a learner, alarms of a run and unusable rows; returns the time of the last one."""
+    kinds = (FAILURE, events.ALARM, BAD_ROW)
+    newest = events.last(folder, *kinds)
+    if newest is None or newest["time"] < since or newest["time"] <= last:
         return last
-    if row["kind"] == events.ALARM:
-        text = f"warning: step {row['step']}: {row['text']}"
-    else:
-        outcome = "not retried" if row["permanent"] else "restarting from the last checkpoint"
-        text = f"learner failed, {outcome}: {row['error']}: {row['message']} ({row['at']})"
-    print(text, file=sys.stderr, flush=True)
-    return float(row["time"])
+    rows = [row for row in events.read(folder) if row["kind"] in kinds and row["time"] > max(since, last)]
+    for row in rows[-SHOWN_MESSAGES:]:
+        if row["kind"] == BAD_ROW:
+            message = f"skipped {BadRow(*(row[field] for field in BadRow._fields))}"
+        elif row["kind"] == events.ALARM:
+            message = f"warning: step {row['step']}: {row['text']}"
+        else:
+            outcome = "not retried" if row["permanent"] else "restarting from the last checkpoint"
+            message = f"learner failed, {outcome}: {row['error']}: {row['message']} ({row['at']})"
+        print(message, file=sys.stderr, flush=True)
+    return float(newest["time"])
 
 
 def require_checkpoint(latest: Path | None) -> Path:

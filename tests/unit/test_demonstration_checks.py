@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_policy
 from PIL import Image
 
-from pixelis.config import load
+from pixelis.actors.rollouts import Rollouts
+from pixelis.config import Config, load, parse
+from pixelis.datasets.demonstration_store import DemonstrationStore
 from pixelis.datasets.demonstration_stream import demonstrations
-from pixelis.errors import BadInput
+from pixelis.datasets.questions import read_rows
+from pixelis.errors import BadImage, BadInput
+from pixelis.jobs.dry_run import check_inputs
+from pixelis.records import Demonstration, Question
+from pixelis.telemetry import events
 
 LOOK = {"think": "closer", "op": "zoom_in", "box": [0.1, 0.1, 0.5, 0.5]}
 ANSWER = {"answer": "7"}
@@ -55,3 +63,74 @@ def test_a_limit_counts_usable_demonstrations(tmp_path: Path) -> None:
     good, bad = {"turns": [LOOK, ANSWER]}, {"turns": [LOOK]}
     few = ("data.limit=2", "data.max_bad_rows=1")
     assert read(tmp_path, bad, good, good, good, bad, overrides=few) == ["d1", "d2"]
+
+
+# -- what only the media show -----------------------------------------------------------------------------------------------
+
+
+def job(folder: Path, name: str, source: str, **data: float) -> Config:
+    room = {"max_context": 512, "input": {"min_pixels": 4096, "max_pixels": 4096}}
+    own = {"data": {name: source, **data}, "run": {"dir": str(folder / "run")}, "evaluate": {"sets": {}}}
+    return parse({**own, "policy": {"model": str(tiny_policy.folder("qwen2_5_vl"))}, "dialogue": room})
+
+
+def write(folder: Path, *changes: dict[str, Any]) -> str:
+    """Rows of a table with changes; the pictures are good, thin and no picture at all."""
+    Image.new("RGB", (64, 64)).save(folder / "good.png")
+    Image.new("RGB", (3, 900)).save(folder / "thin.png")
+    (folder / "broken.png").write_bytes(b"no picture")
+    rows = [{"id": f"t{i}", "image": "good.png", "question": "What?", "answer": "no", **row} for i, row in enumerate(changes)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(folder / "rows.jsonl")
+
+
+FAULTS: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    ({"image": "thin.png"}, ("thin.png", "3 x 900", "200 times")),
+    ({"image": "broken.png"}, ("broken.png", "cannot be decoded")),
+    ({"question": "What? " * 600}, ("tokens are longer than dialogue.max_context 512",)),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), FAULTS)
+@pytest.mark.parametrize(("kind", "key"), [("sft", "demonstrations"), ("rft", "train"), ("evaluate", "evaluate")])
+def test_a_dry_run_names_the_row_that_cannot_be_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, key: str, change: dict[str, str], words: tuple[str, ...]
+) -> None:
+    source = write(tmp_path, {}, change, {})
+    with pytest.raises(BadInput) as caught:
+        check_inputs(job(tmp_path, key, source), kind)
+    assert all(word in caught.value.message for word in ("rows.jsonl, row 2 (t1): ", *words))
+    check_inputs(job(tmp_path, key, source, probe_rows=0), kind)
+    if key == "evaluate":  # a held-out set must be complete
+        return
+    capsys.readouterr()
+    check_inputs(job(tmp_path, key, source, max_bad_rows=1), kind)
+    assert "rows.jsonl, row 2 (t1): " in capsys.readouterr().err
+    with pytest.raises(BadInput, match="2 bad rows"):
+        check_inputs(job(tmp_path, key, write(tmp_path, change, change, {}), max_bad_rows=1), kind)
+
+
+def test_a_run_logs_the_row_of_a_question_that_cannot_be_shown(tmp_path: Path) -> None:
+    class Router:
+        async def rollout(self, request: Any, reserved: Any) -> None:
+            raise BadImage("thin.png: too thin", code="image_too_thin")
+
+    (question,) = read_rows(write(tmp_path, {}))
+    assert isinstance(question, Question)
+    rollouts = Rollouts(job(tmp_path, "train", "rows.jsonl"), Router(), [object()])  # type: ignore[arg-type, list-item]
+    assert asyncio.run(rollouts.group(question, 0)) == "image_too_thin"
+    (event,) = events.read(tmp_path / "run", "bad_row")
+    assert (Path(event["file"]).name, event["row"], event["id"], event["message"]) == (
+        "rows.jsonl",
+        "1",
+        "t0",
+        "thin.png: too thin",
+    )
+
+
+def test_stored_demonstrations_know_their_rows(tmp_path: Path) -> None:
+    source = write(tmp_path, {}, {})
+    rows = [row for row in read_rows(source, Demonstration) if isinstance(row, Demonstration)]
+    store = DemonstrationStore.fill(tmp_path / "store", rows, ["golden"])
+    assert [store[i].origin for i in range(2)] == [(source, "1"), (source, "2")]
+    assert store[1].place.endswith("rows.jsonl, row 2 (t1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from pixelis.actors.demonstrations import HeldOut
 from pixelis.config import Config, DataConfig, RunConfig, parse
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.cards import FRAME, render
 from pixelis.datasets.demonstration_store import DemonstrationStore
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
@@ -257,7 +259,8 @@ def test_the_stream_yields_the_played_demonstrations(row: Callable[..., Demonstr
     DemonstrationStore.fill(store, rows, ["golden"])
     prepare = Prepare(config, config.policy.model, str(store))
     columns = {name: np.asarray(values, dtype=object) for name, values in prepare({"id": np.asarray([0])}).items()}
-    assert columns["error"][2].startswith("image_not_found")
+    bad = BadRow(*json.loads(columns["error"][2]))
+    assert (bad.code, bad.id) == ("image_not_found", "q3")
     samples = samples_of(columns)
     assert [sample.id for sample in samples] == ["q1", "q2"]
     for sample, played in zip(samples, (prepare.player.play(r) for r in rows), strict=False):

@@ -184,7 +184,7 @@ def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: 
     server.close()
 
     put(tmp_path, "mm-vet.json", {"v1_0": row})
-    config = parse({"data": {"evaluate": f"mmvet:{tmp_path}"}})
+    config = parse({"data": {"evaluate": f"mmvet:{tmp_path}", "probe_rows": 0}})
     services = Services(config.rewards)
     with pytest.raises(BadInput) as error:
         grade(case_of(question, "x = -1", question.answers or []), services)

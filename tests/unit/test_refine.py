@@ -108,7 +108,7 @@ def test_a_limit_keeps_the_first_usable_rows(source: Path):
     (source / "a.jsonl").write_text("{not json\n" + "".join(d.model_dump_json() + "\n" for d in good), encoding="utf-8")
     read_rows = list(records(settings(source, "data.limit=3")))
     assert isinstance(read_rows[0], BadRow)
-    assert read_rows[1:] == good[:3]
+    assert [row.model_dump() for row in read_rows[1:] if isinstance(row, Demonstration)] == [row.model_dump() for row in good[:3]]
     assert len(list(records(settings(source)))) == 1 + 4 + 30
 
 
