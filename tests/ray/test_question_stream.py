@@ -56,7 +56,9 @@ def test_demonstrations_are_questions_without_their_turns(tmp_path: Path) -> Non
     row = {"id": "d", "question": "What?", "answers": ["7"], "turns": [{"think": "It is 7", "answer": "7"}]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row), encoding="utf-8")
     stream = question_stream(DataConfig(train=str(tmp_path / "a.jsonl")), 4)
-    assert next(stream) == Question(id="d", question="What?", answers=["7"])
+    question = next(stream)
+    assert question.model_dump() == Question(id="d", question="What?", answers=["7"]).model_dump()
+    assert question.origin == (str(tmp_path / "a.jsonl"), "1")
     stream.close()  # type: ignore[attr-defined]
 
 
@@ -103,7 +105,7 @@ def test_too_many_bad_rows_end_the_stream_with_a_typed_error(tmp_path: Path) -> 
     error = unwrap_ray_error(caught.value)
     assert isinstance(error, BadInput)
     assert "wrong_type 2" in error.message
-    assert "a.jsonl, row 31, column question" in error.message
+    assert "a.jsonl, row 31 (q30), column question" in error.message
 
 
 def test_the_readers_stay_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None:

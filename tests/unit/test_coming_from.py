@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clips import encode, footage
 from PIL import Image
 
 from pixelis.datasets.readers.benchmarks import MVBENCH
@@ -110,8 +111,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place in ("train_jsons/images/0.png", "benchmarks/image/0.png", "vstar_bench/direct_attributes/a.png"):
         (base / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(base / IMAGE, base / place)
+    clip = encode(footage())
     for place in MVBENCH.values():
         (base / "MVBench/video" / place).mkdir(parents=True, exist_ok=True)
+        (base / "MVBench/video" / place / "v.mp4").write_bytes(clip)
     annotation = {"target_object": ["cup"], "bbox": [[10, 10, 20, 20]]}
     (base / "vstar_bench/direct_attributes/a.json").write_text(json.dumps(annotation))
     for name, rows in files((base / IMAGE).read_bytes()).items():

@@ -360,3 +360,24 @@ def test_a_message_that_cannot_be_meant_is_named(folder: Path, messages: list[di
     (bad,) = read_records(lines(folder, {"messages": messages, "images": ["red.png", "blue.png"]}))
     assert isinstance(bad, BadRow)
     assert (bad.column, bad.code) == (column, code)
+
+
+def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(folder: Path) -> None:
+    media = [{"id": "img0", "uri": "red.png"}, {"id": "img1", "uri": "blue.png"}]
+    earlier = {"history": [{"question": "What is <image><image>?", "answer": "red", "media": ["img0"]}]}
+    rows = [
+        {"id": "a", "question": "Is <image> red?", "media": media},
+        {"id": "b", "question": "Is it red?", "media": media, **earlier},
+        {"id": "c", "question": "What do <video> and <image> mean in HTML?"},
+    ]
+    first, second, third = read_records(lines(folder, *rows))
+    assert isinstance(first, BadRow)
+    assert isinstance(second, BadRow)
+    assert [(bad.id, bad.column, bad.code) for bad in (first, second)] == [
+        ("a", "question", "media_count"),
+        ("b", "history.0.question", "media_count"),
+    ]
+    assert isinstance(third, Question)
+    (bad,) = read_records(lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"}))
+    assert isinstance(bad, BadRow)
+    assert bad.code == "media_count"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,20 @@ def first_column(row: Row, names: Sequence[str]) -> str:
     return next((name for name in names if row.get(name) not in (None, "", [])), "")
 
 
+def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:
+    """RowError ``media_count`` if a text has marks of a ``checked`` kind, but not one for each of the media of ``kinds``."""
+    for kind in checked:
+        marks, count = text.count(f"<{kind}>"), kinds.count(kind)
+        if marks and marks != count:
+            raise RowError(column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them")
+
+
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
     """The text without leading ``<image>`` and ``<video>``; RowError ``media_count`` if their numbers differ from the media's.
 
     Marks inside the text, or in another order than the media, stay: they say where the media are shown.
     """
-    for kind in ("image", "video"):
-        marks, count = text.count(f"<{kind}>"), sum(item.kind == kind for item in media)
-        if marks and marks != count:
-            raise RowError(column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them")
+    check_marks(text, column, [item.kind for item in media], ("image", "video"))
     rest = text[leading.end() :] if (leading := _LEADING.match(text)) else text
     shown = [piece for piece in place_media(text, [item.kind for item in media]) if isinstance(piece, int)]
     text = (text if "<image>" in rest or "<video>" in rest or shown != sorted(shown) else rest).strip()

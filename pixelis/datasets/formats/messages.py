@@ -54,7 +54,7 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
     for i, message in enumerate(messages):
         place = f"{column}.{i}"
         key = "from" if message.get("from") is not None else "role"
-        role = ROLES.get(name) if isinstance(name := message.get(key), str) else None
+        role = ROLES.get(name.lower()) if isinstance(name := message.get(key), str) else None
         if role is None:
             raise RowError(f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}")
         turn = ChatTurn("user" if role == "result" else "assistant" if role == "call" else role, "", [], role == "result")

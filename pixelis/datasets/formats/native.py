@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.formats.base import Format, Row, check_marks
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Demonstration, Question
 
@@ -18,6 +18,11 @@ def _read(kind: type[Question]) -> Callable[[Row, str, MediaRoot], Question]:
                 media.frames = [root.reference(f"media.{i}.frames", frame) for frame in media.frames]
             else:
                 media.uri = root.reference(f"media.{i}.uri", media.uri)
+        earlier = {id for exchange in record.history for id in exchange.media}
+        texts = [(f"history.{i}.question", e.question, set(e.media)) for i, e in enumerate(record.history)]
+        for column, text, ids in [*texts, ("question", record.question, {item.id for item in record.media} - earlier)]:
+            kinds = [item.kind for item in record.media if item.id in ids]
+            check_marks(text, column, kinds, kinds)  # without media, marks are text about them
         for column in ("regions", "lines"):
             for i, item in enumerate(getattr(record.annotations, column, ())):
                 if item.box is not None and not all(0 <= edge <= 1 for edge in item.box):
