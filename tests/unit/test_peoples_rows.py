@@ -381,3 +381,11 @@ def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(fold
     (bad,) = read_records(lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"}))
     assert isinstance(bad, BadRow)
     assert bad.code == "media_count"
+
+
+def test_answers_without_tags_are_written_by_the_dialect_where_a_history_shows_them_so(folder: Path) -> None:
+    turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(["What?", "A square.", "And?", "red"])]
+    several = shown(folder, {"conversations": turns, "images": []})
+    assert [turn.verbatim for record in several for turn in record.turns] == [None, None]
+    (single,) = shown(folder, {"conversations": turns[:2], "images": []})
+    assert single.turns[0].verbatim is not None

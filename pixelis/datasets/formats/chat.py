@@ -38,11 +38,13 @@ def read_chat(
     *used: str,
     truths: list[str] | None = None,
     asks: bool = False,
+    own_words: bool = True,
     learnt_turns: int | None = None,
 ) -> list[Question]:
     """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``, only the last one.
 
-    Calls are parsed by the dialect they are written in. Each turn keeps its text. A call that cannot be read, that was refused,
+    Calls are parsed by the dialect they are written in. Each turn keeps its text; with several questions, or without
+    ``own_words``, the dialect of the run writes answers that have no tags. A call that cannot be read, that was refused,
     or whose box lies partly outside stays in the context and out of the loss, and so do all but the last ``learnt_turns`` turns.
     ``used`` are the columns that hold the chat and its media, the chat first; ``truths`` are the accepted answers to the last
     question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``, ``unknown_op``, or the code of a question
@@ -92,6 +94,9 @@ def read_chat(
             return [Question(**values, answers=accepted)]
         if not steps or steps[-1].answer is None:
             raise RowError(column, "no_answer", "the chat does not end with an answer")
+        if len(exchanges) > 1 or not own_words:
+            untagged = {turn.text.strip() for turn in chat if turn.role == "assistant"}
+            steps = [step.model_copy(update={"verbatim": None}) if step.answer in untagged else step for step in steps]
         if learnt_turns is not None:
             masked = len(steps) - learnt_turns
             steps = [step.model_copy(update={"learn": False}) if i < masked else step for i, step in enumerate(steps)]

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from pixelis.datasets.formats.base import Format
 from pixelis.datasets.formats.table import Columns
 
 COLUMNS = Columns(question="problem", answers="answer", images="images", videos="videos", placeholder="<{}>")
-FORMATS = {
-    "easyr1": Format(
-        "problem answer",
-        COLUMNS.read,
-        COLUMNS.write,
-        demonstrate=COLUMNS.demonstrate,
-        excluded="solution image image_path doc_id cot",
-    )
-}
+FORMATS = {"easyr1": COLUMNS.format("problem answer", excluded="solution image image_path doc_id cot")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.formats.base import Row
 from pixelis.datasets.formats.table import Columns
 from pixelis.records import Question
 
@@ -21,13 +21,4 @@ def _write(record: Question) -> Row:
     return {"images": [], **COLUMNS.write(record)}
 
 
-FORMATS = {
-    "mini_o3": Format(
-        "problem solution",
-        COLUMNS.read,
-        _write,
-        demonstrate=COLUMNS.demonstrate,
-        any_of="doc_id images",
-        excluded="answer image cot",
-    ),
-}
+FORMATS = {"mini_o3": COLUMNS.format("problem solution", _write, any_of="doc_id images", excluded="answer image cot")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pixelis.datasets.formats.base import Format, Row, image_bytes, single_image
+from pixelis.datasets.formats.base import Row, image_bytes, single_image
 from pixelis.datasets.formats.table import Columns
 from pixelis.records import Question
 
@@ -20,18 +20,6 @@ def _write_evaluation(record: Question) -> Row:
 
 
 FORMATS = {
-    "r1v": Format(
-        "image problem solution",
-        TRAINING.read,
-        _write_training,
-        demonstrate=TRAINING.demonstrate,
-        excluded="answer doc_id cot",
-    ),
-    "r1v_evaluation": Format(
-        "image_path question ground_truth",
-        EVALUATION.read,
-        _write_evaluation,
-        demonstrate=EVALUATION.demonstrate,
-        excluded="trajectory",
-    ),
+    "r1v": TRAINING.format("image problem solution", _write_training, excluded="answer doc_id cot"),
+    "r1v_evaluation": EVALUATION.format("image_path question ground_truth", _write_evaluation, excluded="trajectory"),
 }

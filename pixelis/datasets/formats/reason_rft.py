@@ -49,13 +49,7 @@ def _with_image(row: Row) -> Row:
 
 
 FORMATS = {
-    "reason_rft": Format("problem solution answer", COLUMNS.read, _write, demonstrate=COLUMNS.demonstrate, excluded="doc_id cot"),
-    "reason_rft_text": Format(
-        "problem solution",
-        TEXT.read,
-        _write_text,
-        demonstrate=TEXT.demonstrate,
-        excluded="answer image images image_path doc_id cot",
-    ),
+    "reason_rft": COLUMNS.format("problem solution answer", _write, excluded="doc_id cot"),
+    "reason_rft_text": TEXT.format("problem solution", _write_text, excluded="answer image images image_path doc_id cot"),
     "reason_rft_cot": Format("problem cot", _read_cot, write_chat=_write_cot, dialect="plain", excluded="doc_id"),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pixelis.datasets import fields
@@ -28,7 +28,7 @@ from pixelis.datasets.formats.base import (
 from pixelis.datasets.formats.chat import read_chat
 from pixelis.datasets.formats.messages import ChatTurn, reply_of, show_media, turns_of
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.records import Demonstration, Question, Step
+from pixelis.records import Question
 from pixelis.rewards.scorers import option_lines
 
 QUESTIONS = ("question", "problem", "query", "prompt", "instruction")
@@ -56,6 +56,12 @@ class Columns:
     placeholder: str = ""
     unlabelled: bool = False
 
+    def format(
+        self, required: str, write: Callable[[Question], Row] | None = None, any_of: str = "", excluded: str = ""
+    ) -> Format:
+        """The format of rows with these columns, see ``Format``."""
+        return Format(required, self.read, write or self.write, demonstrate=self.demonstrate, any_of=any_of, excluded=excluded)
+
     def read(self, row: Row, name: str, root: MediaRoot) -> Question:
         """The question of a row; RowError names the column that cannot be used."""
         unlabelled = self.unlabelled and row.get(self.answers) in (None, "", [])
@@ -70,15 +76,12 @@ class Columns:
         """The question with its first answer as a reply, which the dialect writes if it has no tags; RowError as `read`."""
         answers = fields.answers(row, self.answers)
         chat = [*self.chat(row, root), ChatTurn("assistant", reply_of(row[self.answers]))]
-        record = self._records(row, name, chat, answers)
-        assert isinstance(record, Demonstration)
-        turns = [turn if turn.answer != chat[-1].text.strip() else Step(answer=turn.answer) for turn in record.turns]
-        return record.model_copy(update={"turns": turns, "scorer": scorer_of(answers, self.scorer)})
+        return self._records(row, name, chat, answers).model_copy(update={"scorer": scorer_of(answers, self.scorer)})
 
     def _records(self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False) -> Question:
         task = self.task or "data_source"
         used = (self.question, self.answers, self.images, self.videos, "history", task, self.id)
-        question = read_chat(row, name, chat, *used, truths=answers, asks=asks)[-1]
+        question = read_chat(row, name, chat, *used, truths=answers, asks=asks, own_words=False)[-1]
         own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
         return question.model_copy(update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split})
 
