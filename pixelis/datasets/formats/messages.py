@@ -121,12 +121,12 @@ def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]
 
 def _part(part: Row, place: str) -> tuple[str, Any]:
     """What a part is and holds; None for a medium in a column of the row."""
-    name = str(part.get("type") or "").removeprefix("input_").removesuffix("_url")
+    name = str(part.get("type") or "").removeprefix("input_").removeprefix("output_").removesuffix("_url")
     for key, kind in _PARTS.items():
         if (item := part.get(key)) is not None and name in ("", kind):
             return kind, item["url"] if isinstance(item, dict) and "url" in item else item
     if name in ("image", "video"):
-        return name, None
+        return name, part.get("url") or part.get("path")
     if name == "text":
         return name, ""
     raise RowError(place, "unknown_part", f"a part is {', '.join(_PARTS)}, not {name or ', '.join(part)}")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from string import ascii_uppercase as LETTERS
 
 from pixelis.datasets import fields
 from pixelis.datasets.fields import RowError
@@ -130,11 +130,11 @@ def find_columns(row: Row, named: Mapping[str, str]) -> Columns:
                 raise RowError(column, "missing_column", f"is missing; {there}")
             return column
         found = [existing[name] for name in names if name in existing]
-        if role == "image" or (found and found[0] == existing.get(role)):
-            return next((name for name in found if row[name] not in (None, "", [])), "")
+        if role == "image":
+            return first_column(row, found)
         if not found:
             raise RowError(role, "missing_column", f"is missing; {there}")
-        if len(found) > 1:
+        if len(found) > 1 and found[0] != existing.get(role):
             raise RowError(role, "ambiguous_columns", f"may be {' or '.join(found)}: name it with ?{role}=COLUMN")
         return found[0]
 
@@ -168,15 +168,14 @@ def _as_meant(row: Row, columns: Columns) -> Row:
     if columns.question.lower() == "instruction" and row.get("input"):
         question = f"{question}\n{row.pop('input')}"
     if isinstance(question, str) and (options := _options(row)) and not option_lines(question):
-        letters = [chr(ord("A") + i) for i in range(len(options))]
-        question = "\n".join([question, *(f"{letter}. {text}" for letter, text in zip(letters, options, strict=True))])
+        question = "\n".join([question, *(f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False))])
         written = str(answer).strip()
         if written in options:
-            row[columns.answers] = letters[options.index(written)]
+            row[columns.answers] = LETTERS[options.index(written)]
         elif written.isdecimal():
             if int(written) >= len(options):
                 raise RowError(columns.answers, "no_label", f"{written} is none of the options 0 to {len(options) - 1}")
-            row[columns.answers] = letters[int(written)]
+            row[columns.answers] = LETTERS[int(written)]
     row[columns.question] = question
     return row
 
@@ -189,8 +188,8 @@ def _options(row: Row) -> list[str]:
     if isinstance(value, dict):
         value = value.get("text", list(value.values()))
     if not isinstance(value, list):
-        value = [row[letter] for letter in itertools.takewhile(row.get, string.ascii_uppercase)]
-    return [str(option).strip() for option in value] if len(value) > 1 else []
+        value = [row[letter] for letter in itertools.takewhile(lambda name: row.get(name) not in (None, ""), LETTERS)]
+    return [str(option).strip() for option in value] if 1 < len(value) <= len(LETTERS) else []
 
 
 FORMATS = {"table": plain({})}
