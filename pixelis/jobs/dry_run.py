@@ -225,7 +225,7 @@ def _questions(config: Config, job: str, max_bad_rows: float | None, source: str
     if not source.startswith("cards:") and (player := _player(config, job)) is not None:
         first += itertools.islice(rows, max(0, config.data.probe_rows - 1))
         # A share of a few rows is less than one.
-        limit = max(1.0, max_bad_rows * len(first)) if max_bad_rows else max_bad_rows
+        limit = max(1.0, max_bad_rows * len(first)) if max_bad_rows and max_bad_rows < 1 else max_bad_rows
         budget = BadRowBudget(source, limit, _note if max_bad_rows else None)
         for question in first[: config.data.probe_rows]:
             budget.add(player.problem(question, source))
