@@ -354,12 +354,23 @@ def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
         ([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], "messages", "out_of_turn"),
         ([{"role": "user", "content": "<image> <image> <image>?"}], "messages", "media_count"),
         ([{"role": "user", "content": "What?"}], "messages", "no_answer"),
+        ([{"role": "tool_call", "content": "[1]"}], "messages.0", "wrong_type"),
+        ([{"role": "assistant", "content": "", "tool_calls": ["zoom_in"]}], "messages.0", "wrong_type"),
+        ([{"role": "assistant", "content": "", "tool_calls": 5}], "tool_calls", "wrong_type"),
     ],
 )
 def test_a_message_that_cannot_be_meant_is_named(folder: Path, messages: list[dict[str, Any]], column: str, code: str) -> None:
     (bad,) = read_records(lines(folder, {"messages": messages, "images": ["red.png", "blue.png"]}))
     assert isinstance(bad, BadRow)
     assert (bad.column, bad.code) == (column, code)
+
+
+def test_media_without_marks_of_their_kind_come_first(folder: Path) -> None:
+    row = {"question": "Is <image> in it?", "answer": "yes", "image": "red.png", "video": [["lime.png", "blue.png"]]}
+    (record,) = read_records(lines(folder, row))
+    assert isinstance(record, Question)
+    assert [media.id for media in record.media] == ["vid0", "img0"]
+    assert record.question == "Is <image> in it?"
 
 
 def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(folder: Path) -> None:

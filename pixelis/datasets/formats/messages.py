@@ -58,13 +58,13 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
         if role is None:
             raise RowError(f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}")
         turn = ChatTurn("user" if role == "result" else "assistant" if role == "call" else role, "", [], role == "result")
-        calls = message.get("tool_calls") or [call for call in [message.get("function_call")] if call]
+        calls = fields.optional(message, "tool_calls", list) or [call for call in [message.get("function_call")] if call]
         key = next((key for key in ("content", "value", "text") if message.get(key) is not None), "content")
         if message.get(key) is not None or not calls:
             turn.text, turn.media = _content(message.get(key), f"{place}.{key}", root)
         if role == "call":
-            turn.text = _written_calls(turn.text)
-        turn.text = "\n".join(filter(None, (turn.text, *(_tagged(call.get("function") or call) for call in calls))))
+            turn.text = _written_calls(turn.text, place)
+        turn.text = "\n".join(filter(None, (turn.text, *(_tagged(call, place) for call in calls))))
         before = roles[-1] if roles else ""
         if role == before == "result":
             turns[-1].text = _response(turns[-1].text) + "\n" + _response(turn.text)
@@ -78,24 +78,24 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
 
 
 def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
-    """The turns with the media of their row, each at the next mark of its kind; without any marks in the first turn.
+    """The turns with the media of their row, each at the next mark of its kind; without any such marks in the first turn.
 
     RowError ``media_count`` if there are more marks than media, or media that no mark shows.
     """
-    left = {kind: [item for item in media if item.kind == kind] for kind in ("image", "video")}
     users = [turn for turn in turns if turn.role == "user"]
-    for turn in users:
-        for kind, items in left.items():
+    for kind in ("image", "video"):
+        left = [item for item in media if item.kind == kind]
+        if users and not any(f"<{kind}>" in turn.text for turn in users):
+            users[0].media += left
+            continue
+        for turn in users:
             own = sum(item.kind == kind for item in turn.media)
-            if (count := turn.text.count(f"<{kind}>") - own) > len(items) or (own and count):
+            if (count := turn.text.count(f"<{kind}>") - own) > len(left) or (own and count):
                 raise RowError(column, "media_count", f"the chat has more <{kind}> than the row has of them")
-            turn.media += items[:count]
-            del items[:count]
-    unshown = [item for items in left.values() for item in items]
-    if unshown and users:
-        if any(turn.media for turn in users):
-            raise RowError(column, "media_count", f"{len(unshown)} media of the row have no <image> or <video> in the chat")
-        users[0].media = unshown
+            turn.media += left[:count]
+            del left[:count]
+        if left:
+            raise RowError(column, "media_count", f"{len(left)} media of the row have no <{kind}> in the chat")
     return turns
 
 
@@ -132,27 +132,29 @@ def _part(part: Row, place: str) -> tuple[str, Any]:
     raise RowError(place, "unknown_part", f"a part is {', '.join(_PARTS)}, not {name or ', '.join(part)}")
 
 
-def _written_calls(text: str) -> str:
+def _written_calls(text: str, place: str) -> str:
     """The text of a message that is calls alone, or after a thought: each one in tags."""
     thought, closing, body = text.rpartition("</think>")
     if "<tool_call>" in body:
         return text
     try:
         calls = json.loads(body)
-    except ValueError:
-        calls = None
-    items = calls if isinstance(calls, list) else [calls]
-    tagged = [_tagged(item.get("function") or item) for item in items if isinstance(item, dict)]
-    return thought + closing + "\n".join(tagged or [f"<tool_call>{body}</tool_call>"])
+    except ValueError:  # the parser of the turn says what is wrong
+        return f"{thought}{closing}<tool_call>{body}</tool_call>"
+    return thought + closing + "\n".join(_tagged(call, place) for call in (calls if isinstance(calls, list) else [calls]))
 
 
-def _tagged(call: Row) -> str:
-    """A call as name and arguments in tags; arguments may be JSON in a text."""
-    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+def _tagged(call: Any, place: str) -> str:
+    """A call as name and arguments in tags; arguments may be JSON in a text. RowError ``wrong_type``."""
+    function = (call.get("function") or call) if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RowError(place, "wrong_type", "a call is an object with name and arguments")
+    arguments = function.get("arguments", function.get("parameters", {}))
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError):  # the parser of the turn says what is wrong
             arguments = json.loads(arguments)
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+    call = {"name": function.get("name"), "arguments": arguments}
+    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
 
 
 def _response(text: str) -> str:
