@@ -13,7 +13,7 @@ from dataclasses import replace
 from pixelis.rewards.notation import MAX_CHARS, UNITS, Quantity, clean, decimal_comma, quantity, split_unit, stated
 
 MAX_FORMULA_CHARS = 2000
-"""Longer formulas are compared as text."""
+"""Longer texts are compared as text."""
 MAX_ITEMS = 50
 """Longer lists are compared as text."""
 Formulas = Callable[[str, str], bool]
@@ -29,6 +29,8 @@ _SOLUTIONS = re.compile(rf"{_RELATION.pattern}|\\pm|±")
 _EQUALS = re.compile(r"(?<![<>!=])=+|\\in(?![a-z])|∈")
 _APPROXIMATES = re.compile(r"\\approx(?![a-z])|≈")
 _NAME = re.compile(r"[A-Za-zα-ωΑ-Ω\\'|:/, (){}∠△]+(?:_(?:\w|\{\w+\})[A-Za-z\\'|:/, (){}]*)*")
+_ORDER = re.compile(r"[A-Z](?:(?: ?(?:[,;→]|-+>|\\to|\\rightarrow) ?| )?[A-Z])+")
+"""Letters in order, such as ``BADC``, ``B, A, D, C`` or ``B → A → D → C``."""
 _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
@@ -40,6 +42,10 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)
+    if _ORDER.fullmatch(a) and _ORDER.fullmatch(b):
+        return re.findall("[A-Z]", a) == re.findall("[A-Z]", b)
+    if max(len(a), len(b)) > MAX_FORMULA_CHARS:
+        return False
     first, second = quantity(a), quantity(b)
     if first is not None and second is not None:
         return first.in_order().equals(second.in_order()) or _with_comma(a, b, first, second)
@@ -63,7 +69,7 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
 def _core(text: str) -> str:
     """The clean text without words such as ``The answer is`` before it and ``is the solution`` behind it."""
     text = clean(text)
-    if " " in text:
+    if " " in text and len(text) <= MAX_FORMULA_CHARS:
         text = clean(stated(text) or text)
         text = clean(_TRAILING.sub("", _LEADING.sub("", text))) or text
         if (statement := _STATEMENT.match(text)) and not _OPERATIVE.search(statement[0].casefold()):
@@ -181,8 +187,9 @@ def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[s
 
 def _with_comma(a: str, b: str, first: Quantity, second: Quantity) -> bool:
     """Whether one text has a decimal comma and equals the single number that the other is."""
-    values = [decimal_comma(text) if len(own.values) == 2 else own for text, own in ((a, first), (b, second))]
-    return None not in values and len(first.values) != len(second.values) and values[0].equals(values[1])  # type: ignore[union-attr,arg-type]
+    if len(first.values) == 1:
+        a, first, second = b, second, first
+    return len(first.values) == 2 and (number := decimal_comma(a)) is not None and number.equals(second)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -202,12 +209,8 @@ _OPERATIVE = re.compile(
 """Words that make another number of the one beside them."""
 _MONTH = re.compile("january|february|march|april|may|june|july|august|september|october|november|december")
 _DAY = re.compile("monday|tuesday|wednesday|thursday|friday|saturday|sunday")
-_LONG = {name[:3]: name for name in f"{_MONTH.pattern}|{_DAY.pattern}".split("|")} | {
-    "n": "north",
-    "s": "south",
-    "e": "east",
-    "w": "west",
-}
+_LONG = {name[:3]: name for name in f"{_MONTH.pattern}|{_DAY.pattern}".split("|")}
+_LONG |= {name[0]: name for name in ("north", "south", "east", "west")}
 
 
 def _same_words(a: str, b: str) -> bool | None:
@@ -281,7 +284,7 @@ _MIXED = re.compile(r"(?<![\d.}^_])(\d+) ?\\[dtc]?frac ?\{(\d+)\} ?\{(\d+)\}")
 
 def _formula(text: str) -> tuple[str, str]:
     """A text as LaTeX that math-verify can parse as a whole, and its unit; an empty one for what is text."""
-    if not text or len(text) > MAX_FORMULA_CHARS or _SEQUENCE.fullmatch(text):
+    if not text or _SEQUENCE.fullmatch(text):
         return "", ""
     rest, unit = split_unit(text) if len(text) <= MAX_CHARS else (text, "")
     if unit and (unit == "°" or not re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", rest)):

@@ -197,7 +197,7 @@ def _named_last(text: str, last: str) -> str | None:
     end, undecided = 0, False
     for match in _NAMED.finditer(text):
         choice = (match[1] or match[2]).upper()
-        if choice > last or _DENIED.search(text[: match.start()]):
+        if choice > last or _DENIED.search(text, max(0, match.start() - 40), match.start()):
             continue
         joint = _BETWEEN.fullmatch(text, end, match.start()) if named else None
         if joint is None or not (joint[1] or joint[2]):

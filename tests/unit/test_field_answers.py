@@ -48,6 +48,8 @@ ANSWERS = [
     # text is no algebra
     (PLAIN,   "BADC",            "math",           "ABCD",                           0),
     (PLAIN,   "BADC",            "math",           "BADC",                           1),
+    (PLAIN,   "BADC",            "math",           "B, A, D, C",                     1),
+    (PLAIN,   "BADC",            "math",           "B → A → C → D",                  0),
     (PLAIN,   "C-A-B",           "math",           "C-B-A",                          0),
     (PLAIN,   "eat",             "math",           "tea",                            0),
     (PLAIN,   "A3B",             "math",           "B3A",                            0),

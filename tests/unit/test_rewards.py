@@ -13,7 +13,8 @@ from pixelis.records import Action, Group, Media, Observation, Question, StopRea
 from pixelis.rewards import formats
 from pixelis.rewards.coherence import coherence, misuse, violations
 from pixelis.rewards.extraction import untagged
-from pixelis.rewards.scorers import SCORERS, func_seq
+from pixelis.rewards.mathematics import equal
+from pixelis.rewards.scorers import SCORERS, func_seq, letter
 from pixelis.rewards.terms import TERMS, reward_metrics, score_group
 
 ALL = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=0.5, curiosity=1))
@@ -295,6 +296,9 @@ def test_formats(kind, texts, value):
         (" ", "the answer is x"),
         ("\n", "the answer is"),
         ("</think>\\boxed{", "<think>"),
+        ("(A) ", ""),
+        ("**a** ", ""),
+        ("is so ", "x = "),
         ("</think><answer></answer>", "<think>"),
         ("</summary><caption></caption><think></think>", "<summary>"),
     ],
@@ -307,6 +311,8 @@ def test_no_text_of_a_policy_takes_long_to_read(unit, start):
     for kind in ("think_answer", "caption", "think_boxed"):
         assert formats.FORMATS[kind](trajectory) == 0.0
     func_seq(text, ["change_size(1, small)"])
+    letter(text, ("a cat", "a dog"))
+    assert not equal(text, "7", lambda a, b: False)
     assert time.process_time() - started < 2.0  # each takes some 10 ms; what backtracks takes minutes
 
 
