@@ -27,7 +27,7 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
     from pixelis.nano.architecture import build, save
     from pixelis.nano.tokenizer import build_tokenizer
 
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(POSITIONS)
     model = build(tokenizer, family, seed, **SIZES, patch=PATCH[family], positions=POSITIONS)  # type: ignore[arg-type]
     # Use the real model's prompts, with a system turn and tool schemas, which the embedded model omits.
     del model.config.pixelis_nano

@@ -59,7 +59,7 @@ def words() -> list[str]:
     return list(dict.fromkeys(pieces))
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(max_length: int = 4096) -> PreTrainedTokenizerFast:
     """Build the tokenizer from the lists of this module; AutoTokenizer loads the result of its `save_pretrained`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -77,6 +77,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=CHAT_TEMPLATE,
-        model_max_length=4096,
+        model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
