@@ -319,10 +319,10 @@ def func_seq(
     multiplied by the share of triples that are no repetitions. DataFailure ``truth_unparsable`` for truths without triples.
     Source: spatial transformation reward of Reason-RFT, arXiv 2503.20752.
     """
-    sequences = [triples for truth in truths if (triples := _TRIPLE.findall(truth))]
+    sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:
         raise DataFailure(f"no truth of {list(truths)!r:.100} has a func(object, value)", code="truth_unparsable")
-    triples = _TRIPLE.findall(answer or "")
+    triples = _TRIPLE.findall(clean(answer or ""))
     if not triples:
         return 0.0
     share = len(set(triples)) / len(triples) if unique else 1.0
@@ -350,7 +350,7 @@ def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float
 def read_box(text: str) -> tuple[float, float, float, float] | None:
     """The box of a text ``[x0, y0, x1, y1]`` with x0 < x1 and y0 < y1, else None."""
     try:
-        value = json.loads(text)
+        value = json.loads(clean(text))
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, list) or len(value) != 4:

@@ -63,6 +63,8 @@ ANSWERS = [
     (PLAIN,   "Main St",         "anls",           "`Main St`",                      1),
     (PLAIN,   "5 cm",            "math",           "**5 cm**",                       1),
     (PLAIN,   "7",               "math",           "`7`",                            1),
+    (PLAIN,   "[0, 0, 1, 1]",    "iou",            "`[0, 0, 1, 1]`",                 1),
+    (PLAIN,   "change_size(1, small)", "func_seq", "change_size（1，small）",        1),
     (PLAIN,   "49",              "math",           "7²",                             1),
     (PLAIN,   "7",               "math",           "7²",                             0),
     (PLAIN,   "72",              "math",           "7²",                             0),
