@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space, sync
+from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
 from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, damaged, salvage
-from pixelis.memory.schema import OLD_SCHEMA, SCHEMA, create, prepare
+from pixelis.memory.schema import SCHEMA, create, prepare
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +88,14 @@ class Database:
                 (version,) = self._writer.execute("PRAGMA user_version").fetchone()
                 if not self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     create(self._writer)
-                elif version not in (OLD_SCHEMA, SCHEMA):
+                elif version != SCHEMA:
                     raise BadInput(
                         f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
                         code="bad_schema",
                         fix="export it to Parquet with the version that wrote it, and load that into an empty memory.dir",
                     )
-                elif (problem := damaged(self._writer, version)) or version != SCHEMA:
-                    self._rewrite(fresh, version, problem)
+                elif problem := damaged(self._writer):
+                    self._rewrite(fresh, problem)
             except (sqlite3.DatabaseError, OSError) as error:
                 failure = disk_failure(self.path, error)
                 if failure.code == DAMAGED:
@@ -103,25 +103,19 @@ class Database:
                 raise failure from error
             stack.pop_all()
 
-    def _rewrite(self, fresh: Path, schema: int, problem: str) -> None:
-        """Replace the file by one of the current schema with its intact records.
-
-        A damaged file is kept beside it until the next deletion; ``problem`` says what is wrong, and is empty for an intact file.
-        """
-        (count,) = self._writer.execute("SELECT count(*) FROM experiences").fetchone() if not problem else (None,)
+    def _rewrite(self, fresh: Path, problem: str) -> None:
+        """Replace the damaged file by one with its intact records, and keep it beside that until the next deletion."""
         try:
             fresh.unlink(missing_ok=True)
             with contextlib.closing(prepare(connect(fresh, isolation_level=None))) as target:
                 os.chmod(fresh, 0o600)
                 create(target)
                 target.execute("BEGIN")
-                result = salvage(self._writer, target, schema)
+                result = salvage(self._writer, target)
                 target.execute("COMMIT")
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        if not problem and (count != result.experiences or result.without_vector or result.without_pictures):
-            problem = "not all of it could be read"
         self._writer.close()
         aside = self.path.with_name(f"damaged-{time.time_ns()}.sqlite")
         os.replace(self.path, aside)
@@ -129,13 +123,7 @@ class Database:
             if (log_file := self.path.with_name(self.path.name + suffix)).exists():
                 os.replace(log_file, aside.with_name(aside.name + suffix))
         os.replace(fresh, self.path)
-        if problem:
-            self._report(result, aside, problem)
-        else:
-            sync(self.path.parent)
-            for file in aside.parent.glob(f"{aside.name}*"):
-                file.unlink()
-            log.info("%s was rewritten for this version of Pixelis: %d experiences", self.path, result.experiences)
+        self._report(result, aside, problem)
         self._open()
 
     def _report(self, result: Salvage, aside: Path, problem: str) -> None:

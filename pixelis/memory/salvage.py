@@ -1,4 +1,4 @@
-"""Finds damage in the file of a shard, and copies every intact record to a new file, also from a file with the schema before.
+"""Finds damage in the file of a shard, and copies every intact record to a new file.
 
 Each row has a checksum, because SQLite notices damage to its own structures only. ``damaged`` reads the whole file.
 """
@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.memory.schema import CHECKED, OLD_SCHEMA, SCHEMA, add_picture, checked_tables, content_hash, intact, placeholders
+from pixelis.memory.schema import CHECKED, intact, placeholders
 
 
-def damaged(db: sqlite3.Connection, schema: int = SCHEMA) -> str:
+def damaged(db: sqlite3.Connection) -> str:
     """What is wrong with the file, in a line; empty if nothing is. Reads everything."""
     try:
         problems = [line for (line,) in db.execute("PRAGMA integrity_check(3)") if line != "ok"]
         if problems:
             return "; ".join(problem.replace("\n", " ") for problem in problems)
-        for table in checked_tables(schema):
-            (count,) = db.execute(f"SELECT count(*) FROM {table} WHERE NOT ({intact(table, schema)})").fetchone()
+        for table in (*CHECKED, "pictures"):
+            (count,) = db.execute(f"SELECT count(*) FROM {table} WHERE NOT ({intact(table)})").fetchone()
             if count:
                 return f"{count} rows of {table} differ from their checksums"
     except sqlite3.DatabaseError as error:
@@ -39,16 +39,15 @@ class Salvage:
     without_pictures: list[str] = field(default_factory=list)
 
 
-def salvage(source: sqlite3.Connection, target: sqlite3.Connection, schema: int = SCHEMA) -> Salvage:
-    """Copy every intact row of ``source``, which has this schema, to ``target``, which has the tables and is empty."""
-    result, seqs = Salvage(), sorted(_seqs(source, schema))
+def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvage:
+    """Copy every intact row of ``source`` to ``target``, which has the tables and is empty."""
+    result, seqs = Salvage(), sorted(_seqs(source))
     for name, value in _rows(source, "facts", "name != 'name'"):
         target.execute(f"INSERT INTO facts VALUES (?, ?, {placeholders(CHECKED['facts'])})", (name, value) * 2)
     names: dict[int, set[str]] = {}
-    if schema == SCHEMA:
-        _copy_pictures(source, target)
-        for seq, name in _read(source, "SELECT seq, name FROM experience_pictures INDEXED BY by_picture"):
-            names.setdefault(seq, set()).add(name)
+    _copy_pictures(source, target)
+    for seq, name in _read(source, "SELECT seq, name FROM experience_pictures INDEXED BY by_picture"):
+        names.setdefault(seq, set()).add(name)
     for seq in seqs:
         (row,) = list(_rows(source, "experiences", "seq = ?", seq)) or (None,)
         if row is None:
@@ -65,9 +64,8 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection, schema: int 
             target.execute(f"INSERT INTO vectors VALUES (?, ?, {placeholders(CHECKED['vectors'])})", (*vector, *vector))
         if stored != len(vectors):
             result.without_vector.append(row[0])
-        stored_names = {name for (name,) in _read(source, f"SELECT name FROM {_pictures_table(schema)} WHERE seq = ?", seq)}
-        copied = (_link_pictures if schema == SCHEMA else _copy_old_pictures)(source, target, seq)
-        if not copied >= stored_names | names.get(seq, set()):
+        stored_names = {name for (name,) in _read(source, "SELECT name FROM experience_pictures WHERE seq = ?", seq)}
+        if not _link_pictures(source, target, seq) >= stored_names | names.get(seq, set()):
             result.without_pictures.append(row[0])
     target.execute("DELETE FROM pictures WHERE hash NOT IN (SELECT hash FROM experience_pictures)")
     for row in _read(source, "SELECT seq, retrieval, succeeded, told_at FROM retrievals"):
@@ -97,15 +95,6 @@ def _link_pictures(source: sqlite3.Connection, target: sqlite3.Connection, seq: 
     }
 
 
-def _copy_old_pictures(source: sqlite3.Connection, target: sqlite3.Connection, seq: int) -> set[str]:
-    """Copy the intact pictures of an experience from ``OLD_SCHEMA``; returns their names."""
-    result = set()
-    for name, png in _read(source, f"SELECT name, png FROM pictures WHERE seq = ? AND {intact('pictures', OLD_SCHEMA)}", seq):
-        add_picture(target, seq, name, content_hash(png), png)
-        result.add(name)
-    return result
-
-
 def _rows(db: sqlite3.Connection, table: str, condition: str, *values: Any) -> Iterator[Sequence[Any]]:
     """The checked columns of the intact rows that meet a condition, as far as they can be read."""
     return _read(db, f"SELECT {', '.join(CHECKED[table])} FROM {table} WHERE {condition} AND {intact(table)}", *values)
@@ -119,14 +108,9 @@ def _read(db: sqlite3.Connection, query: str, *values: Any) -> Iterator[Sequence
         return
 
 
-def _seqs(db: sqlite3.Connection, schema: int) -> set[int]:
+def _seqs(db: sqlite3.Connection) -> set[int]:
     """Numbers of all experiences that the table, from both ends, or any of its indexes still names."""
     ways = [f"{place} ORDER BY {order}" for place in ("experiences NOT INDEXED",) for order in ("seq", "seq DESC")]
     ways += [f"experiences INDEXED BY {index}" for index in ("by_time", "by_user", "by_priority")]
-    ways += ["vectors", _pictures_table(schema)]
+    ways += ["vectors", "experience_pictures"]
     return {seq for way in ways for (seq,) in _read(db, f"SELECT seq FROM {way}") if isinstance(seq, int)}
-
-
-def _pictures_table(schema: int) -> str:
-    """The table with a row for each picture of each experience."""
-    return "experience_pictures" if schema == SCHEMA else "pictures"

@@ -11,8 +11,6 @@ import uuid
 from typing import Any
 
 SCHEMA = 3
-OLD_SCHEMA = 2
-"""Had a copy of each picture for each experience. Such files are rewritten when they are opened."""
 CHECKED = {
     "experiences": ("id", "created_at", "user", "status", "priority", "retrievals", "successes", "feedback", "record"),
     "vectors": ("seq", "vector"),
@@ -20,7 +18,6 @@ CHECKED = {
     "facts": ("name", "value"),
 }
 """Tables whose rows have a ``checksum``, and the columns that it covers. The hash of a row of ``pictures`` is its checksum."""
-OLD_PICTURES = ("seq", "name", "png")
 NUMBERS = {"seq", "created_at", "priority", "retrievals", "successes"}
 
 
@@ -50,16 +47,9 @@ def placeholders(columns: tuple[str, ...]) -> str:
     return f"digest({', '.join('?' if c in NUMBERS else 'CAST(? AS BLOB)' for c in columns)})"
 
 
-def intact(table: str, schema: int = SCHEMA) -> str:
-    """The SQL condition that a row of a table is as it was written."""
-    if table != "pictures":
-        return f"checksum IS {checksum(CHECKED[table])}"
-    return "hash IS content_hash(CAST(png AS BLOB))" if schema == SCHEMA else f"checksum IS {checksum(OLD_PICTURES)}"
-
-
-def checked_tables(schema: int) -> list[str]:
-    """The tables for which ``intact`` gives a condition."""
-    return [*(name for name in CHECKED if schema == SCHEMA or name != "experience_pictures"), "pictures"]
+def intact(table: str) -> str:
+    """The SQL condition that a row of ``pictures`` or a ``CHECKED`` table is as it was written."""
+    return "hash IS content_hash(CAST(png AS BLOB))" if table == "pictures" else f"checksum IS {checksum(CHECKED[table])}"
 
 
 TABLES = f"""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import PNG, entries, vectors
+from memory_entries import PNG, entries, made, vectors
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure, PixelisError
@@ -143,6 +143,27 @@ def test_a_salvage_interrupted_between_its_renames_is_completed(tmp_path: Path) 
     (tmp_path / "shard.sqlite").rename(tmp_path / "salvaged.sqlite")
     shard = Shard(tmp_path, MemoryConfig())
     assert len(shard) == 5
+    shard.close()
+
+
+def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
+    shard.add(entries(6))
+    shard.delete(["e5"])
+    shard.succeeded("r", ["e1"])
+    shard.withdraw([3])
+    shard.close()
+    with connect(tmp_path / "shard.sqlite") as db:
+        prepare(db).execute("UPDATE experiences SET record = '{}' WHERE id = 'e4'")
+    db.close()
+    (tmp_path / "salvaged.sqlite").write_bytes(b"left by a start that was killed")
+    shard = Shard(tmp_path, MemoryConfig())
+    assert shard.database.salvaged is not None
+    assert shard.database.salvaged.lost_ids == ["e4"]
+    assert shard.succeeded("r", ["e1"]) == 0, "is still counted"
+    assert shard.stats()["added"] == 6, "no number is used again"
+    shard.add([Entry(made(7, policy_version=3))])
+    assert shard.row("e7")[1] == "failed", "the version is still withdrawn"
     shard.close()
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_entries import PNG, entries, made
+from memory_entries import PNG, made
 
 from pixelis.config import MemoryConfig
 from pixelis.memory import Entry, Shard
 from pixelis.memory.database import connect
-from pixelis.memory.schema import prepare
 
 CONTENTS = [PNG + random.Random(i).randbytes(3000) for i in range(4)]
 CHANGES = st.one_of(
@@ -36,25 +33,6 @@ def stored(folder: Path) -> list[bytes]:
 
 def showing(number: int, *contents: int, user: str | None = None) -> Entry:
     return Entry(made(number, user=user), None, {f"img{i}": CONTENTS[content] for i, content in enumerate(contents)})
-
-
-def make_old(folder: Path) -> None:
-    """Give a closed shard the tables of schema 2, with a copy of each picture for each experience."""
-    with sqlite3.connect(folder / "shard.sqlite") as db:
-        prepare(db).executescript(
-            """
-            CREATE TABLE copies (seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, name TEXT NOT NULL,
-              png BLOB NOT NULL, checksum BLOB, PRIMARY KEY (seq, name)) WITHOUT ROWID;
-            INSERT INTO copies SELECT seq, name, png, digest(seq, CAST(name AS BLOB), png)
-              FROM experience_pictures JOIN pictures USING (hash);
-            DROP TRIGGER experience_picture_deleted;
-            DROP TABLE experience_pictures;
-            DROP TABLE pictures;
-            ALTER TABLE copies RENAME TO pictures;
-            PRAGMA user_version = 2;
-            """
-        )
-    db.close()
 
 
 def test_a_picture_of_several_experiences_is_stored_once(tmp_path: Path) -> None:
@@ -113,53 +91,6 @@ def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_n
     assert shard.pictures("e2") == {}
     shard.add([showing(3, 1)])
     assert shard.pictures("e2") == shard.pictures("e3") == {"img0": CONTENTS[1]}
-    shard.close()
-
-
-def test_a_file_with_a_copy_for_each_experience_is_rewritten(tmp_path: Path) -> None:
-    given = entries(5)
-    for number, entry in enumerate(given):
-        entry.pictures = {"img0": CONTENTS[0], "obs1": CONTENTS[1 + number % 3]}
-    shard = Shard(tmp_path, MemoryConfig())
-    shard.add([*given, *entries(1, first=9)])
-    shard.delete(["e9"])
-    shard.succeeded("r", ["e1"])
-    shard.withdraw([3])
-    expected, found = shard.get([f"e{i}" for i in range(5)]), shard.search(np.stack([entry.vector for entry in given]), 3)
-    shard.close()
-    make_old(tmp_path)
-    assert len(stored(tmp_path)) == 10
-    (tmp_path / "salvaged.sqlite").write_bytes(b"left by a start that was killed")
-    shard = Shard(tmp_path, MemoryConfig())
-    assert sorted(stored(tmp_path)) == sorted(CONTENTS)
-    assert shard.get([f"e{i}" for i in range(5)]) == expected
-    assert shard.search(np.stack([entry.vector for entry in given]), 3) == found
-    assert [shard.pictures(f"e{i}") for i in range(5)] == [entry.pictures for entry in given]
-    assert shard.damaged == 0
-    assert shard.succeeded("r", ["e1"]) == 0, "is still counted"
-    assert shard.stats()["added"] == 6, "no number is used again"
-    shard.add([Entry(made(7, policy_version=3))])
-    assert shard.row("e7")[1] == "failed", "the version is still withdrawn"
-    assert not list(tmp_path.glob("damaged-*"))
-    shard.close()
-
-
-def test_a_damaged_file_with_copies_is_rewritten_without_the_damaged_ones(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
-    shard.add([showing(0, 0, 1), showing(1, 1), showing(2, 0)])
-    shard.close()
-    make_old(tmp_path)
-    with sqlite3.connect(tmp_path / "shard.sqlite") as db:
-        prepare(db).execute("UPDATE pictures SET png = x'89' WHERE seq = 1 AND name = 'img0'")
-        db.execute("UPDATE experiences SET record = '{}' WHERE id = 'e1'")
-    db.close()
-    shard = Shard(tmp_path, MemoryConfig())
-    result = shard.database.salvaged
-    assert result is not None
-    assert (result.experiences, result.lost_ids, result.without_pictures) == (2, ["e1"], ["e0"])
-    assert shard.pictures("e0") == {"img1": CONTENTS[1]}
-    assert shard.pictures("e2") == {"img0": CONTENTS[0]}
-    assert len(list(tmp_path.glob("damaged-*.sqlite"))) == 1
     shard.close()
 
 

@@ -369,12 +369,13 @@ def test_one_process_holds_a_folder_and_damage_is_said(tmp_path: Path) -> None:
     with pytest.raises(InfraFailure) as caught:
         Shard(tmp_path / "b", MemoryConfig())
     assert caught.value.code == "damaged"
-    with sqlite3.connect(tmp_path / "a" / "shard.sqlite") as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    with pytest.raises(BadInput) as wrong:
-        Shard(tmp_path / "a", MemoryConfig())
-    assert wrong.value.code == "bad_schema"
+    for schema in (2, 99):
+        with sqlite3.connect(tmp_path / "a" / "shard.sqlite") as db:
+            db.execute(f"PRAGMA user_version = {schema}")
+        db.close()
+        with pytest.raises(BadInput, match=f"has schema {schema}") as wrong:
+            Shard(tmp_path / "a", MemoryConfig())
+        assert wrong.value.code == "bad_schema"
 
 
 def test_reads_do_not_wait_for_a_commit(tmp_path: Path) -> None:
