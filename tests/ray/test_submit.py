@@ -177,7 +177,7 @@ COMMANDS = {
     "evaluate": "evaluate configs/nano/evaluate.yaml --dry-run",
     "serve": "serve configs/nano/serve.yaml --dry-run",
     "quickstart": "quickstart configs/nano/quickstart.yaml --dry-run",
-    "operate": "operate {root}/pixelis/serve/page/example.jpg zoom_in box=0.2,0.2,0.5,0.5 --out {tmp}/operated",
+    "operate": "operate {root}/pixelis/serve/page/example.jpg zoom_in '{{\"box\":[0.2,0.2,0.5,0.5]}}' --out {tmp}/operated",
     "ablate": "ablate configs/ablations/pixelis.yaml --dry-run",
     "rate": "rate --help",
     "answer": "answer cards:?split=test --limit 4 --out {tmp}/answers.jsonl --dry-run",
