@@ -387,7 +387,6 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
     [
         (["rft.algorithm=dapoo"], "did you mean `dapo`"),
         (["rft.algorithm=xyz"], "one of grpo, dr_grpo"),
-        (["rft.algorithm=3"], "rft.algorithm"),
         (["rft.advantage.baseline=mena"], "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)"),
         (["rft.loss.surrogate=xyz"], "rft.loss.surrogate: no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own"),
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
