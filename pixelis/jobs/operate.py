@@ -71,25 +71,25 @@ def _operate(words: list[str]) -> None:
     if "--list" in words:
         print("\n\n".join(map(_describe, OPERATIONS.values())))
         return
-    given = _parse(words)
-    settings = load(overrides=given.overrides).toolbox
-    (operation,) = select([given.operation])
+    options = _parse(words)
+    settings = load(overrides=options.overrides).toolbox
+    (operation,) = select([options.operation])
     with redirect_stdout(sys.stderr):  # stdout holds the JSON alone
         operation.ready(settings)
-        moving = given.frame is not None or operation.name in ("track_object", "select_frames", "search_clip")
-        about, media = _open(given.media, moving, given.fps, settings)
-        scene, target, successes = _scene(given, about, media, settings)
-        action = Action(op=operation.name, target=target, arguments=given.arguments)
+        moving = options.frame is not None or operation.name in ("track_object", "select_frames", "search_clip")
+        about, media = _open(options.media, moving, options.fps, settings)
+        scene, target, successes = _scene(options, about, media, settings)
+        action = Action(op=operation.name, target=target, arguments=options.arguments)
         start = time.perf_counter()
         observation, views = execute(action, scene, {operation.name: operation})
         observation.seconds = round(time.perf_counter() - start, 4)
-    name = given.media if given.media.startswith(("data:", "cards:")) else Path(given.media).resolve().stem
-    folder = given.out or Path("runs/operate") / (re.sub(r"[^\w.-]+", "-", name)[:60] or "media")
+    name = options.media if options.media.startswith(("data:", "cards:")) else Path(options.media).resolve().stem
+    folder = options.out or Path("runs/operate") / (re.sub(r"[^\w.-]+", "-", name)[:60] or "media")
     result = {
-        "media": {"source": given.media[:500], **about},
+        "media": {"source": options.media[:500], **about},
         "op": operation.name,
         "target": target,
-        "arguments": given.arguments,
+        "arguments": options.arguments,
     }
     pictures: list[Path] = []
     if observation.status == "ok":
@@ -126,17 +126,17 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--frame", type=int)
     parser.add_argument("--fps", type=float, default=25.0)
     parser.add_argument("--view", type=int)
-    given = parser.parse_intermixed_args(words)
-    given.overrides = [word for word in given.words if word.startswith("toolbox.")]
-    texts = [word for word in given.words if not word.startswith("toolbox.")] or ["{}"]
+    options = parser.parse_intermixed_args(words)
+    options.overrides = [word for word in options.words if word.startswith("toolbox.")]
+    texts = [word for word in options.words if not word.startswith("toolbox.")] or ["{}"]
     try:
-        (given.arguments,) = map(json.loads, texts)
+        (options.arguments,) = map(json.loads, texts)
     except ValueError:
-        given.arguments = None
-    if not isinstance(given.arguments, dict):
+        options.arguments = None
+    if not isinstance(options.arguments, dict):
         example = '{"box": [0.1, 0.2, 0.4, 0.5]}'
         raise BadConfig(f"the arguments are not one JSON object: {' '.join(texts)}", fix=f"write them as '{example}'")
-    return given
+    return options
 
 
 def _describe(operation: type[Operation]) -> str:
@@ -191,19 +191,21 @@ def _open(source: str, moving: bool, fps: float, settings: ToolboxConfig) -> tup
 
 
 def _scene(
-    given: argparse.Namespace, about: Mapping[str, Any], media: np.ndarray | Clip, settings: ToolboxConfig
+    options: argparse.Namespace, about: Mapping[str, Any], media: np.ndarray | Clip, settings: ToolboxConfig
 ) -> tuple[Scene, str, int]:
     """The scene after the earlier results, the id of the target, and the number of the last successful observation."""
     root, size, count = about["id"], (about["width"], about["height"]), about.get("frames", 0)
-    if given.frame is not None and not 0 <= given.frame < count:
-        raise BadConfig(f"--frame {given.frame}: {given.media} " + (f"has frames 0..{count - 1}" if count else "is not a clip"))
+    if options.frame is not None and not 0 <= options.frame < count:
+        raise BadConfig(
+            f"--frame {options.frame}: {options.media} " + (f"has frames 0..{count - 1}" if count else "is not a clip")
+        )
     first = ImageView(id=root, source_size=size, view_size=size)
     if isinstance(media, Clip):
-        number = given.frame or 0
+        number = options.frame or 0
         shown = {"id": f"frame{number}", "parent": root, "frame": number, "time": float(media.times[number])}
         first = first.model_copy(update=shown)
     images, objects, successes = {first.id: first}, dict[str, dict[str, Any]](), 0
-    for path in given.after:
+    for path in options.after:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             same = raw["media"]["sha256"] == about["sha256"]
@@ -216,11 +218,11 @@ def _scene(
             raise BadConfig(f"--after {path}: the result belongs to other media ({raw['media'].get('source')})")
         images |= {image.id: image for image in earlier.images if image.id not in images}
     budget, multiple = UNBOUNDED, 1
-    if given.view:
-        budget = PixelBudget(max(1, given.view**2 // 4), given.view**2)
-        multiple = next((side for side in (28, 32) if given.view % side == 0), 16)
+    if options.view:
+        budget = PixelBudget(max(1, options.view**2 // 4), options.view**2)
+        multiple = next((side for side in (28, 32) if options.view % side == 0), 16)
     scene = Scene({root: media}, [*images.values()], objects, budget, budget, multiple, settings=settings)
-    return scene, given.target or (root if given.frame is None else first.id), successes
+    return scene, options.target or (root if options.frame is None else first.id), successes
 
 
 if __name__ == "__main__":

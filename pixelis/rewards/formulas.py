@@ -48,11 +48,10 @@ def equal(a: str, b: str) -> bool:
     first, second = parse(a), parse(b)
     if _is_number(first) and _is_number(second):
         return _equal_numbers(a, first, b, second)
-    if isinstance(first, Relational | sympy.And) and isinstance(second, Relational | sympy.And):
+    relations = [isinstance(x, Relational | sympy.And) for x in (first, second)]
+    if all(relations):
         return _equal_relations(first, second)
-    if isinstance(first, Relational | sympy.And) != isinstance(second, Relational | sympy.And) and not any(
-        isinstance(x, sympy.Set) for x in (first, second)
-    ):
+    if any(relations) and not any(isinstance(x, sympy.Set) for x in (first, second)):  # x < 2 is the interval (-oo, 2)
         return False
     precision: dict[str, Any] = {"float_rounding": _DIGITS, "numeric_precision": _DIGITS, "timeout_seconds": None}
     pairs = ((first, second), (second, first))
@@ -77,13 +76,9 @@ def _equal_numbers(a: str, first: Any, b: str, second: Any) -> bool:
 
 
 def _equal_relations(a: Any, b: Any) -> bool:
-    """Whether equations or inequalities differ by a factor only, chains of them one by one."""
-    parts, others = ((x._unsorted_args if hasattr(x, "_unsorted_args") else (x,)) for x in (a, b))
-    if len(parts) != len(others):
-        return False
-    forward = zip(parts, others, strict=True)
-    backward = zip(parts, reversed(others), strict=True)
-    return any(all(_equal_relation(x, y) for x, y in pairs) for pairs in (forward, backward))
+    """Whether equations or inequalities differ by a factor only; of a chain such as 1 < x < 2 each one has an equal."""
+    parts, others = (x.args if isinstance(x, sympy.And) else (x,) for x in (a, b))
+    return len(parts) == len(others) and all(any(_equal_relation(x, y) for y in others) for x in parts)
 
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}

@@ -132,6 +132,12 @@ def test_separators_and_signs_of_numbers(services, answer, truth, score):
 @pytest.mark.parametrize(
     ("answer", "truth", "score"),
     [
+        ("2 > x > 1", "1 < x < 2", 1.0),
+        ("1 < x < 3", "1 < x < 2", 0.0),
+        ("3 > 1 > 2", "1 > 2 > 3", 0.0),
+        ("y = -x/2 + 3/4", "2x + 4y - 3 = 0", 1.0),
+        ("-x > -1", "x < 1", 1.0),
+        ("x > -1", "x < 1", 0.0),
         ("x=4", "3, 4", 0.0),
         ("the answer is 4", "3, 4", 0.0),
         (r"\sqrt{16}", "3, 4", 0.0),

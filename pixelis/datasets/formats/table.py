@@ -129,14 +129,14 @@ def find_columns(row: Row, named: Mapping[str, str]) -> Columns:
             if column not in row:
                 raise RowError(column, "missing_column", f"is missing; {there}")
             return column
-        found = [existing[name] for name in names if name in existing]
+        matching = [existing[name] for name in names if name in existing]
         if role == "image":
-            return first_column(row, found)
-        if not found:
+            return first_column(row, matching)
+        if not matching:
             raise RowError(role, "missing_column", f"is missing; {there}")
-        if len(found) > 1 and found[0] != existing.get(role):
-            raise RowError(role, "ambiguous_columns", f"may be {' or '.join(found)}: name it with ?{role}=COLUMN")
-        return found[0]
+        if len(matching) > 1 and matching[0] != existing.get(role):
+            raise RowError(role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN")
+        return matching[0]
 
     question, answers = find("question", QUESTIONS), find("answer", ANSWERS)
     return Columns(question, answers, find("image", IMAGES), first_column(row, VIDEOS))
