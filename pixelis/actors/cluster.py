@@ -302,7 +302,7 @@ def unwrap_ray_error(error: BaseException) -> PixelisError | None:
         if isinstance(inner, PixelisError) and not isinstance(inner, RayTaskError):
             return inner
         if isinstance(inner, OSError) and inner.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            from pixelis.memory.disk import disk_failure
+            from pixelis.files import disk_failure
 
             return disk_failure(Path(inner.filename or "a file in run.dir"), inner)
         # The error of an actor's constructor is only available as text.

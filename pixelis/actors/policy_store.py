@@ -11,8 +11,8 @@ from typing import Any
 import ray
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile
+from pixelis.files import write_json
 from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
-from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
 

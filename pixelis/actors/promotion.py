@@ -20,7 +20,7 @@ from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
 from pixelis.evolution.canary import Decision, PromotionHistory, Scores
 from pixelis.evolution.traffic_questions import MIN_QUESTIONS, TrafficQuestion, TrafficQuestions, judge_traffic
-from pixelis.policy.checkpoint import write_json
+from pixelis.files import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
 MAX_CURVE = 1000

@@ -20,8 +20,8 @@ from pixelis.errors import BadConfig
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant
 from pixelis.evolution.updates import agreeing, as_group
+from pixelis.files import write_json
 from pixelis.policy.advantages import assign_advantages
-from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group, Question, UpdateTask
 
 log = logging.getLogger(__name__)

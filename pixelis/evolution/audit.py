@@ -43,7 +43,7 @@ from pixelis.evolution.audit_chain import (
     search,
     verify,
 )
-from pixelis.memory.disk import sync
+from pixelis.files import sync
 from pixelis.records import new_id
 
 __all__ = [

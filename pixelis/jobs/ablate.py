@@ -32,10 +32,10 @@ from pixelis.config import Config, load
 from pixelis.config.ablation import EVALUATION, AblationConfig, Trial, differences, read, trials
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.evaluation.ablation import question_scores
+from pixelis.files import write_json
 from pixelis.jobs import ablation_report, dry_run, plan
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import Stopped, driver
-from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group
 from pixelis.telemetry.progress import clock
 

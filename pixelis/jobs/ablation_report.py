@@ -11,8 +11,8 @@ from pixelis.config.ablation import AblationConfig
 from pixelis.errors import DataFailure
 from pixelis.evaluation.ablation import SCORES, compare, detectable, mean_curve, summarise_arms, tabulate
 from pixelis.evaluation.statistics import RESAMPLES
+from pixelis.files import write_json
 from pixelis.jobs.driver import hardware
-from pixelis.policy.checkpoint import write_json
 from pixelis.telemetry import events, lineage
 from pixelis.telemetry.html.ablation_page import render_ablation
 from pixelis.telemetry.html.render import write_page

@@ -16,9 +16,9 @@ import ray
 from pixelis.actors import placement
 from pixelis.config import Config, load
 from pixelis.config.ablation import evaluation
+from pixelis.files import write_json
 from pixelis.jobs import evaluate, rft, sft, ttrl
 from pixelis.jobs.driver import driver, run_folder
-from pixelis.policy.checkpoint import write_json
 
 TRAINED = "trained.json"
 """File with the trained checkpoint."""

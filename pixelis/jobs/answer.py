@@ -37,11 +37,11 @@ from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
 from pixelis.evolution import vote
+from pixelis.files import disk_failures
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.dry_run import checks
 from pixelis.jobs.remote_agent import RemoteAgent
-from pixelis.memory.disk import disk_failures
 from pixelis.records import Question
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.scorers import case_of, find_scorer

@@ -32,7 +32,7 @@ from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
-from pixelis.memory.disk import disk_failures
+from pixelis.files import disk_failures
 from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadConfig, BadInput
+from pixelis.files import write_json
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_header
 from pixelis.policy.architecture import Architecture
-from pixelis.policy.checkpoint import write_json
 from pixelis.policy.export import BaseFile
 from pixelis.policy.model import default_device
 from pixelis.policy.model_path import fingerprint, resolve

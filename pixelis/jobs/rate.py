@@ -29,8 +29,8 @@ from pixelis.actors.report import load_pictures
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.evaluation.ratings import Pair, RatingFile, RatingKey, analyse, describe, draw_pairs
+from pixelis.files import write_json
 from pixelis.jobs.command import CommandParser, run_command
-from pixelis.policy.checkpoint import write_json
 from pixelis.records import Group, Question, Trajectory
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.rating_page import RatingItem, render_ratings

@@ -16,7 +16,7 @@ _MODULES = {"Entry": "portable", "Shard": "shard", "combine": "vectors"}
 
 
 def __getattr__(name: str) -> Any:
-    # Every process that writes a checkpoint imports pixelis.memory.disk; Arrow and FAISS would add .4 s to its start.
+    # Every process that writes a checkpoint imports pixelis.files; Arrow and FAISS would add .4 s to its start.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
+from pixelis.files import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
 from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, damaged, salvage
 from pixelis.memory.schema import SCHEMA, create, prepare

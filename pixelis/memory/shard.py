@@ -16,9 +16,9 @@ import numpy as np
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure
+from pixelis.files import disk_failures
 from pixelis.memory import portable
 from pixelis.memory.database import Database
-from pixelis.memory.disk import disk_failures
 from pixelis.memory.index import TAIL, Index
 from pixelis.memory.portable import Entry
 from pixelis.memory.priority import keys, weights

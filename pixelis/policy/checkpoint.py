@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile, PixelisError
-from pixelis.memory.disk import sync
+from pixelis.files import sync, write_json
 from pixelis.policy.distributed import broadcast_text, rank_and_world_size, sum_over_workers
 from pixelis.policy.tensor_parts import Part, StoredTensors, files_of, part_name, save_tensors, stem_of
 
@@ -31,20 +31,6 @@ MANIFEST = "manifest.json"
 TIMEOUT_S = 3600.0
 """Seconds that the first worker waits for the files of the others."""
 _NAME = re.compile(r"step_(\d{8})$")
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Replace a JSON file atomically: readers see the old content or the new."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    try:
-        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        sync(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
 
 
 class Writer:

@@ -166,7 +166,7 @@ def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[s
         return False
     if "" in kinds and kinds & {"[)", "(]"}:
         return False
-    if kinds == {"{}"} or (kinds <= {"", "{}"} and all(item[0] in "([" for item in [*a, *b])):
+    if kinds == {"{}"} or (kinds <= {"", "{}"} and all(item.startswith(("(", "[")) for item in [*a, *b])):
         return contained(a, b) and contained(b, a)
     units = [{split_unit(item)[1] for item in items} - {""} for items in (a, b)]
     if len(a) != len(b) or (max(map(len, units)) > 1 and units[0] != units[1]):  # 5 feet, 6 inches

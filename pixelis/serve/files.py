@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from pixelis.config.serve import FilesConfig
 from pixelis.errors import BadInput
-from pixelis.memory.disk import disk_failures, sync
+from pixelis.files import disk_failures, sync
 from pixelis.operations.encoded import media_type
 from pixelis.records import new_id
 

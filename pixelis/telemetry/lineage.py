@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pixelis.errors import BadInput, MissingFile, first_problem
-from pixelis.policy.checkpoint import MANIFEST, file_sha256, is_complete, write_json
+from pixelis.files import write_json
+from pixelis.policy.checkpoint import MANIFEST, file_sha256, is_complete
 from pixelis.policy.model_path import fingerprint, resolve
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pixelis import files
 from pixelis.actors.train_job import best_step
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy import checkpoint
@@ -225,6 +226,7 @@ def test_a_starting_learner_finishes_and_removes_what_another_node_left(tmp_path
 WRITER = """
 import sys, numpy as np
 from pixelis.actors.train_job import best_step
+from pixelis import files
 from pixelis.policy import checkpoint
 from pixelis.telemetry.events import EventLog
 start = int(sys.argv[2])
@@ -264,11 +266,11 @@ def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Pat
 
 def test_json_is_replaced_atomically(tmp_path: Path):
     path = tmp_path / "deep" / "versions.json"
-    checkpoint.write_json(path, [1, 2])
-    checkpoint.write_json(path, {"a": None})
+    files.write_json(path, [1, 2])
+    files.write_json(path, {"a": None})
     assert json.loads(path.read_text()) == {"a": None}
     with pytest.raises(TypeError):
-        checkpoint.write_json(path, {"a": object()})
+        files.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": None}
     assert [p.name for p in path.parent.iterdir()] == ["versions.json"]
 

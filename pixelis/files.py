@@ -1,15 +1,20 @@
-"""Names the reason why a disk refuses: no space, read-only, an I/O error, damage."""
+"""Durable files: written aside and renamed, locked between processes, and failures of the disk by their reason."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
+
+import filelock
 
 from pixelis.errors import InfraFailure
 
@@ -49,6 +54,46 @@ def disk_failures(path: Path) -> Iterator[None]:
 def has_space(path: Path) -> bool:
     """Whether the disk of ``path`` has at least MIN_FREE_BYTES for this process."""
     return shutil.disk_usage(path if path.exists() else path.parent).free >= MIN_FREE_BYTES
+
+
+@contextmanager
+def replacing(path: str | Path, mode: str = "wb", permissions: int | None = None) -> Iterator[IO[Any]]:
+    """Open a file beside ``path`` to write; at the end it is flushed to disk and takes the place of ``path``.
+
+    Readers see the old content or the new, also after a power failure. An error leaves the old content. Creates the folder.
+    ``permissions``: mode bits of the file; None: those that the process's umask leaves.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.aside")
+    try:
+        with open(aside, mode, encoding=None if "b" in mode else "utf-8") as file:
+            if permissions is not None:
+                os.chmod(aside, permissions)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Replace a JSON file as `replacing` does."""
+    with replacing(path, "w") as file:
+        json.dump(value, file, indent=1)
+
+
+@contextmanager
+def locked(path: str | Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file ``path`` against other processes and threads; the kernel frees it when its holder dies.
+
+    Raises filelock.Timeout if it is held and ``wait`` is false. Creates the folder.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path, mode=0o600, blocking=wait):
+        yield
 
 
 def sync(path: Path) -> None:
