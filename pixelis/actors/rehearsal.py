@@ -18,8 +18,8 @@ from pixelis.actors.update_queue import QueuedTask
 from pixelis.config import EvolutionConfig
 from pixelis.errors import PixelisError
 from pixelis.evolution.shares import most_tasks
-from pixelis.evolution.vote import called_wrong
 from pixelis.records import Experience, UpdateTask
+from pixelis.rewards.vote import called_wrong
 
 log = logging.getLogger(__name__)
 SURPLUS = 2

@@ -12,8 +12,8 @@ import numpy as np
 from pixelis.config import Config
 from pixelis.evolution.privacy import clean_png, redact, redact_record
 from pixelis.evolution.review_queue import Review, ReviewQueue, State, without_tokens
-from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.vote import agrees
 
 MIN_TRAJECTORIES = 2
 """A group of fewer trajectories has no advantages."""

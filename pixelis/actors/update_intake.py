@@ -24,9 +24,9 @@ from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import needs_review
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
-from pixelis.evolution.vote import contradicts
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
+from pixelis.rewards.vote import contradicts
 
 REMEMBERED = 100_000
 """Deletions and feedback remembered for tasks that are still on their way, at most; the latest."""

@@ -6,8 +6,8 @@ import hashlib
 from collections import deque
 
 from pixelis.config import EvolutionConfig
-from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
+from pixelis.rewards.vote import CLOSED
 
 ROUNDING = 1e-9
 """Tolerance of the comparison with the gate: confidence is a product of fractions."""

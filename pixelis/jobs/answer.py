@@ -36,13 +36,13 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
-from pixelis.evolution import vote
 from pixelis.files import disk_failures
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.dry_run import checks
 from pixelis.jobs.remote_agent import RemoteAgent
 from pixelis.records import Question
+from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import shared_services

@@ -13,7 +13,7 @@ from pixelis.config import MemoryConfig
 from pixelis.memory import Shard
 from pixelis.memory import index as index_module
 from pixelis.memory.index import Index
-from pixelis.memory.vectors import unit
+from pixelis.records.vectors import unit
 
 KINDS = ("flat", "hnsw", "ivf")
 METRICS = ("cosine", "euclidean", "manhattan")

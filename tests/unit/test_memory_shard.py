@@ -16,8 +16,8 @@ from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module
-from pixelis.memory.vectors import unit
 from pixelis.records import Experience, Feedback
+from pixelis.records.vectors import unit
 
 DAY = 86_400.0
 
