@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.actor_overhead import LocalGenerator
 from benchmarks.harness import Report, keep_arguments, parse_args
-from pixelis.actors.batch_sources import UpdateSource
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, LossConfig, load
 from pixelis.datasets.questions import read_questions

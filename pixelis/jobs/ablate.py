@@ -10,6 +10,7 @@ when one fails. Running again repeats what has failed, continues what was interr
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -33,7 +34,7 @@ from pixelis.config.ablation import EVALUATION, AblationConfig, Trial, differenc
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.evaluation.ablation import question_scores
 from pixelis.files import write_json
-from pixelis.jobs import ablation_report, dry_run, plan
+from pixelis.jobs import ablation_report, plan
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import Stopped, driver
 from pixelis.records import Group
@@ -147,7 +148,7 @@ def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[tuple[st
     if address:
         cluster.connect(config)
         nodes = [plan.Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in node_resources().values()]
-        workers = ablation.parallel or max(1, plan.copies(config, ablation.stage, nodes, most))
+        workers = ablation.parallel or max(1, plan.copies(_job(ablation.stage).needs(config), nodes, most))
         ray.shutdown()  # the trials are drivers of their own, and outlive a lost connection of this process
     else:
         workers = ablation.parallel or 1
@@ -234,12 +235,16 @@ def show_plan(ablation: AblationConfig) -> None:
         try:
             with redirect_stderr(output):
                 for job in jobs:
-                    dry_run.check(config, job)
+                    _job(job).check(config)
         except PixelisError as error:
             print(output.getvalue(), file=sys.stderr)
             error.message = f"arm {arm}: {error.message}"
             raise
         print(f"ok     {arm}: inputs and configuration", flush=True)
+
+
+def _job(name: str) -> Any:
+    return importlib.import_module(f"pixelis.jobs.{name}")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from pixelis.actors import error_clusters, placement, report
+from pixelis.actors import error_clusters, evaluation_report, placement, report
 from pixelis.actors.group_views import GroupViews
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.labels import drop_labels
@@ -38,9 +38,11 @@ from pixelis.evaluation.samples import breakdown, count_errors, question_rows, s
 from pixelis.evaluation.statistics import compare
 from pixelis.jobs.chat_agent import ChatAgent
 from pixelis.jobs.chat_model import ChatModel
-from pixelis.jobs.driver import driver, folder_without_policy, make_run_dir, run_folder, watch
-from pixelis.jobs.dry_run import checks
-from pixelis.jobs.evaluation_inputs import answer_rows, arm_name, baseline_scores, check_baseline
+from pixelis.jobs.driver import driver, make_run_dir, run_folder
+from pixelis.jobs.evaluation_inputs import answer_rows, arm_name, baseline_scores, check, check_baseline
+from pixelis.jobs.evaluation_inputs import inputs as inputs
+from pixelis.jobs.evaluation_inputs import needs as needs
+from pixelis.jobs.watch import watch
 from pixelis.records import Group, Question
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
@@ -125,7 +127,7 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
     relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
     """
     if config.evaluate.images and arm.views:
-        paths = ray.get(report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
+        paths = ray.get(evaluation_report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
         for trajectory in (trajectory for group in arm.groups for trajectory in group.trajectories):
             for image, path in zip(trajectory.images, paths[trajectory.id], strict=True):
                 image.uri = str(Path(path).relative_to(folder))
@@ -172,7 +174,7 @@ def evaluate_sets(
         save(config, folder, arm)
         if e.clusters:
             arm.summary["clusters"] = clusters = error_clusters.find(config, actors.embedder, arm.groups, arm.views)
-            examples[label] = report.choose_wrong(clusters, arm.groups, arm.views)
+            examples[label] = evaluation_report.choose_wrong(clusters, arm.groups, arm.views)
         if e.direct:
             direct = measure(config, actors, f"{label}-direct", version, operations=False, **request)
             save(config, folder, direct)
@@ -182,7 +184,7 @@ def evaluate_sets(
         summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
         first = first or arm
     assert first is not None
-    episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
+    episodes = evaluation_report.choose_with_causes(first.name, first.groups, first.views, e.trajectories)
     page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes, examples))
     print(f"report: {page}")
     return summaries
@@ -220,7 +222,9 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
             if e.baseline is not None:
                 arm.summary["baseline"] = compare_with(e.baseline, arm)
             summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
-            for title, group, _ in report.choose(label, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories):
+            for title, group, _ in evaluation_report.choose_with_causes(
+                label, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories
+            ):
                 trajectory, pictures = group.trajectories[0], dict[str, Any]()
                 for media in group.question.media:
                     pictures |= report.load_pictures(media, trajectory, config.toolbox)
@@ -301,8 +305,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
     check_baseline(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
     budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
-    place = run_folder if e.api.url is None else folder_without_policy
-    with place(config, held_out=list(config.held_out.values())) as folder:
+    with run_folder(config, held_out=list(config.held_out.values()), has_policy=e.api.url is None) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
             arm_config = config.model_copy(update={"dialogue": dialogue})
@@ -331,7 +334,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.evaluate`."""
-    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=checks("evaluate"))
+    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=check)
     with driver("evaluate"):
         if config.evaluate.answers is None:
             run(config)

@@ -1,22 +1,34 @@
-"""Inputs of an evaluation beside its questions: the scores of its baseline, and another model's answers."""
+"""Inputs of an evaluation, and their check by `--dry-run`: questions, a baseline's scores, another model's answers."""
 
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
+from pixelis.actors import reservations
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.files import Row as FileRow
 from pixelis.datasets.files import read_file
+from pixelis.datasets.labels import drop_labels
+from pixelis.datasets.questions import read_questions
 from pixelis.datasets.readers.base import read_json
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.evaluation import foreign_answers
+from pixelis.evaluation.clusters import require_questions
+from pixelis.rewards.llm_client import LlmClient
+
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
+    from pixelis.policy.estimate import Finding
 
 
 def arm_name(name: str, max_pixels: int | None) -> str:
@@ -78,3 +90,60 @@ def answer_rows(path: Path) -> list[dict[str, Any]]:
 
 def _refuse(row: BadRow) -> dict[str, Any]:
     raise BadInput(f"{row.file}, row {row.row}: {row.message}", code=row.code, fix="correct the row")
+
+
+# -- the dry run ------------------------------------------------------------------------------------------------------
+
+
+def needs(config: Config) -> list[reservations.Need]:
+    """What an evaluation of a policy reserves."""
+    return reservations.needs(config, learner=False, rollouts=True)
+
+
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    e, player = config.evaluate, None
+    if e.api.url is None and e.answers is None:
+        player = dry_run.player_of(config)
+        yield from dry_run.policy_inputs(config)
+    for item in dry_run.held_out_inputs(config, config.held_out if e.answers is None else {"": config.data.evaluate}, player):
+        yield item if not e.clusters else item._replace(read=functools.partial(_read_for_clusters, config, item.read))
+    if e.answers is not None:
+        yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
+    if e.baseline is not None:
+        yield dry_run.Input("evaluate.baseline", e.baseline, lambda _: check_baseline(config))
+
+
+def _read_for_clusters(config: Config, read: Callable[[str], object], source: str) -> None:
+    """Read a source whose questions are clustered, which needs some of them."""
+    read(source)
+    clusters, on_labels = config.evaluate.clusters, None if config.rewards.labelled else drop_labels
+    count = sum(1 for _ in read_questions(source, limit=2 * clusters, epochs=1, on_labels=on_labels))
+    require_questions(count, clusters, source)
+
+
+def findings(config: Config) -> list[Finding]:
+    """Estimates of memory with every pixel budget, and placement."""
+    from pixelis.jobs import plan
+    from pixelis.policy import estimate
+
+    rows = [*estimate.check(config, "evaluate"), *plan.check(config, needs(config))]
+    for max_pixels in config.evaluate.max_pixels:
+        swept = config.model_copy(update={"dialogue": config.dialogue.with_max_pixels(max_pixels)})
+        errors = [row for row in estimate.check(swept, "evaluate") if row.level == "error"]
+        rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
+    return rows
+
+
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run
+
+    dry_run.show_operations(config)
+    if config.evaluate.answers is None and config.evaluate.api.url is None:
+        dry_run.show_findings("evaluate", config, findings(config))
+    elif config.evaluate.answers is None:
+        LlmClient(config.evaluate.api, "evaluate.api").close()  # raises without its model or key
+    dry_run.check_inputs(inputs(config))

@@ -24,14 +24,15 @@ import ray
 from PIL import Image
 
 import pixelis
-from pixelis.actors import cluster, placement, report
+from pixelis.actors import cluster, evaluation_report, placement, report
 from pixelis.config import Config, ToolboxConfig, from_command_line
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, rft, serve, sft
-from pixelis.jobs.driver import driver, hardware, run_folder, watch
+from pixelis.jobs.driver import driver, hardware, run_folder
+from pixelis.jobs.watch import watch
 from pixelis.policy import checkpoint
 from pixelis.records import Question
 from pixelis.rewards.scorers import canonical
@@ -207,7 +208,7 @@ class Quickstart:
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
         episodes = []
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
-            episodes += report.choose(name, self.arms[name].groups, self.arms[name].views, count)
+            episodes += evaluation_report.choose_with_causes(name, self.arms[name].groups, self.arms[name].views, count)
         for arm in self.arms.values():
             evaluate.save(config, self.folder, arm)
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))

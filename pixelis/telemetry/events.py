@@ -21,6 +21,8 @@ FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
 """Kind of the events about a run that goes wrong: `step` and `text`."""
+LEARNER_FAILURE = "learner/failure"
+"""Kind of the events that a failing learner worker writes."""
 NOTICE = "notice"
 """Kind of the messages about lost nodes and what a run waits for: `text`, and `waiting` if it makes no steps until then."""
 JOINED = "generator/joined"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from command_line import job_of
 
 from pixelis.config import RewardsConfig, load, parse
 from pixelis.config.evaluate import System
@@ -17,7 +18,6 @@ from pixelis.evaluation.metrics import evaluation_metrics
 from pixelis.evaluation.samples import breakdown, count_errors, pass_at, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
 from pixelis.jobs import evaluate
-from pixelis.jobs.dry_run import inputs
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
@@ -267,7 +267,7 @@ def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
 )
 def test_a_dry_run_opens_the_sets_of_evaluations_that_take_place(job, more, opened):
     settings = load(None, ["evaluate.sets={id: 'cards:?split=test', ood: 'cards:?split=test&seed=2'}", *more])
-    keys = [key for key, _, _ in inputs(settings, job) if "evaluate" in key]
+    keys = [key for key, _, _ in job_of(job).inputs(settings) if "evaluate" in key]
     assert keys == (["evaluate.sets.id", "evaluate.sets.ood"] if opened else [])
 
 
