@@ -39,6 +39,8 @@ from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
+SFT_LR, RFT_LR = 2e-3, 1e-3
+"""Learning rates of the stages."""
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
@@ -75,12 +77,12 @@ class Quickstart:
 
     def run(self) -> None:
         """Run all stages. Raises the error of a failed stage."""
-        q, started = self.config.quickstart, time.monotonic()
+        started = time.monotonic()
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
         print("1/4  SFT: demonstrations teach the protocol; most of them answer without zooming")
-        sft_adapter = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=q.sft_lr, schedule="cosine")))
-        config = stage(self.config, "rft", adapter=sft_adapter, lr=q.rft_lr)
+        sft_adapter = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=SFT_LR, schedule="cosine")))
+        config = stage(self.config, "rft", adapter=sft_adapter, lr=RFT_LR)
         with run_folder(config, config.data.train), placement.placed(config, initial=str(sft_adapter)) as actors:
             print("2/4  RFT: rollouts choose where to zoom, correct answers are rewarded; evaluated on held-out pictures")
             self.measure(config, actors, "direct", 0, operations=False)

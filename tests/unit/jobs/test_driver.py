@@ -349,7 +349,7 @@ def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, mo
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted((Path(__file__).parents[2] / "configs").glob("*/rft*.yaml")), ids=lambda path: path.parent.name
+    "recipe", sorted((Path(__file__).parents[3] / "configs").glob("*/rft*.yaml")), ids=lambda path: path.parent.name
 )
 def test_learners_wait_for_each_other_longer_than_for_a_generator(recipe: Path) -> None:
     config = load(recipe, [])
