@@ -30,7 +30,7 @@ from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
-from pixelis.jobs import evaluate, rft, serve, sft
+from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
 from pixelis.jobs.driver import driver, hardware, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.policy import checkpoint
@@ -69,7 +69,7 @@ class Quickstart:
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
         self.seconds: dict[str, float] = {"install": _install_seconds()}
-        self.arms: dict[str, evaluate.Arm] = {}
+        self.arms: dict[str, evaluation_arms.Arm] = {}
         self.policies: dict[str, int] = {}
         self.shift: dict[str, Any] = {}
         self.reply: dict[str, Any] = {}
@@ -212,7 +212,7 @@ class Quickstart:
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
             episodes += evaluation_report.choose_with_causes(name, self.arms[name].groups, self.arms[name].views, count)
         for arm in self.arms.values():
-            evaluate.save(config, self.folder, arm)
+            evaluation_arms.save(config, self.folder, arm)
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:

@@ -22,7 +22,7 @@ from pixelis.actors import placement
 from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
-from pixelis.jobs import evaluate, rft
+from pixelis.jobs import evaluate, evaluation_arms, rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.rft import findings
 from pixelis.jobs.rft import needs as needs
@@ -53,10 +53,10 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     return result
 
 
-def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
+def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluation_arms.Arm:
     """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(config, actors, name, version, source=config.data.train, samples=config.ttrl.samples)
-    evaluate.save(config, Path(config.run.dir), arm)
+    evaluation_arms.save(config, Path(config.run.dir), arm)
     return arm
 
 

@@ -17,7 +17,7 @@ from pixelis.evaluation.clusters import EXAMPLES, balanced_vectors, cluster_vect
 from pixelis.evaluation.metrics import summarise
 from pixelis.evaluation.samples import breakdown
 from pixelis.jobs.dry_run import check_inputs
-from pixelis.jobs.evaluation_inputs import inputs
+from pixelis.jobs.evaluate import inputs
 from pixelis.records import Group, ImageView, Question, StopReason, Trajectory
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.report import render_report

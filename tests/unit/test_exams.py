@@ -15,7 +15,7 @@ from test_readers import only, png, put, read
 from pixelis.config import parse
 from pixelis.datasets.questions import read_rows
 from pixelis.errors import BadInput, MissingFile
-from pixelis.jobs.evaluation_inputs import inputs
+from pixelis.jobs.evaluate import inputs
 from pixelis.records import Question
 from pixelis.rewards.mmmu import chosen_option, list_text, mmmu_open
 from pixelis.rewards.scorers import case_of, find_scorer
