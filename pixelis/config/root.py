@@ -237,8 +237,8 @@ class Config(Section):
         copied = e.quantization in ("int8", "awq")
         if copied and not e.model:
             problems.append(
-                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy of policy.model: "
-                "`pixelis export --quantize int8 MODEL FOLDER` writes one, AutoAWQ and llm-compressor write others"
+                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy of policy.model, "
+                "which llm-compressor writes"
             )
         if e.model and not copied:
             problems.append(f"engine.model is the quantised copy for engine.quantization=int8 or awq, not {e.quantization}")

@@ -1,14 +1,10 @@
 """Export a policy for other programs: a PEFT adapter, or with --merge a Hugging Face model folder.
 
 usage: pixelis export CHECKPOINT OUT [--merge] [--model FOLDER] [--dtype bfloat16|float16|float32] [--dry-run]
-       pixelis export --quantize int8 MODEL OUT [--dry-run]
 
 CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with PEFT, and vLLM with
 --enable-lora, load the adapter beside the base model; they load the merged folder like any other model. Policies of
 policy.full=true can only be merged.
-
-With --quantize int8 the first argument is a model folder, and OUT becomes its copy for engine.quantization=int8 engine.model=OUT,
-or for vLLM alone: linear layers of the language model in 8 bits, the rest as it is.
 """
 
 from __future__ import annotations
@@ -84,19 +80,6 @@ def export(
     return _write(f"{kind} of {folder} on {base}, {size / 1e9:.3f} GB", out, size, write, dry_run)
 
 
-def quantize(model: str, out: Path, *, dry_run: bool = False) -> str:
-    """Write an int8 copy of a model folder and return a description. Raises as `export` does."""
-    base = resolve(model)
-    size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-
-    def write(aside: Path) -> None:
-        from pixelis.policy.quantized import write_int8
-
-        write_int8(base, aside)
-
-    return _write(f"int8 copy of {base}, less than {size / 1e9:.3f} GB", out, size, write, dry_run)
-
-
 def _write(text: str, out: Path, size: int, write: Callable[[Path], object], dry_run: bool) -> str:
     """Write a new folder beside `out` and rename it, with at most ``size`` bytes."""
     if out.exists():
@@ -134,16 +117,10 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="write a whole model instead of an adapter")
     parser.add_argument("--model", help="base model; default: policy.model of the run")
     parser.add_argument("--dtype", choices=DTYPES, help="type of a merged model's weights; default: as in the base model")
-    parser.add_argument("--quantize", choices=["int8"], help="write a quantised copy of the model folder CHECKPOINT")
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     a = parser.parse_args()
-    if a.quantize and (a.merge or a.model or a.dtype):
-        parser.error("--quantize takes a model folder and no other option: quantise the result of --merge")
     try:
-        if a.quantize:
-            print(quantize(str(a.checkpoint), a.out, dry_run=a.dry_run))
-        else:
-            print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
+        print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
     except PixelisError as error:
         print(f"pixelis export: {error}", file=sys.stderr)
         raise SystemExit(1) from None
