@@ -156,7 +156,7 @@ class Coordinator:
                 await generator.ready.remote()
                 break
             except (ValueError, RayError):  # not created yet, or lost with its node: Ray starts it elsewhere
-                await asyncio.sleep(self.config.engine.retry_pause_s)
+                await asyncio.sleep(self.router.timeouts.retry_pause_s)
         self.router.join(generator)
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))
 

@@ -13,6 +13,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
+from pixelis.actors.generator_router import RouterTimeouts
 from pixelis.actors.reservations import release
 from pixelis.config import Config
 from pixelis.telemetry import events
@@ -20,6 +21,7 @@ from pixelis.telemetry.events import EventLog
 
 POLL_S = 1.0
 """Seconds between two measurements of the load, and between two questions of a gateway for the generators."""
+HEALTH_S = RouterTimeouts().health_s
 BUSY, IDLE = 0.8, 0.5
 """Load of each generator above which one more starts, and below which the remaining ones would still be after one has left."""
 log = logging.getLogger(__name__)
@@ -127,7 +129,7 @@ class GeneratorScaler:
     async def _sessions(self, name: str) -> int | None:
         """Open episodes of a generator, 0 of one that has died; None if it does not answer in time."""
         try:
-            async with asyncio.timeout(self.config.engine.health_timeout_s):
+            async with asyncio.timeout(HEALTH_S):
                 return int((await self._handle(name).health.remote()).get("sessions", 0))
         except (ActorDiedError, ValueError):
             self.handles.pop(name, None)

@@ -32,7 +32,7 @@ from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDepe
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
-from pixelis.policy.ranks import largest_rank, merges, served_rank
+from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class VllmEngine(Sessions[VllmSession]):
                 # Never the Ray backend: in an actor it would reserve the actor's GPUs a second time.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
                 "gpu_memory_utilization": engine.gpu_memory_utilization * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
-                "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
+                "kv_cache_memory_bytes": None if on_gpu else _CPU_CACHE_BYTES,
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
                 "scheduling_policy": "priority",
@@ -219,7 +219,7 @@ class VllmEngine(Sessions[VllmSession]):
                 arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
             else:
                 rank = served_rank(largest_rank(policy.lora))
-                arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": engine.max_loras}
+                arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_LORAS}
             try:
                 # The context of offline inference has the largest default for the tokens of a prefill.
                 settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)

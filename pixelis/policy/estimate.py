@@ -23,7 +23,7 @@ from pixelis.policy.architecture import Architecture, language_layer_bytes, lear
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.log_probs import CHUNK_VALUES
 from pixelis.policy.quantized import QUANTIZED_LAYERS
-from pixelis.policy.ranks import largest_rank, merges, served_rank
+from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
 
 if TYPE_CHECKING:
     from pixelis import config
@@ -138,7 +138,7 @@ QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.52}
 def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> dict[str, int]:
     """Bytes on each GPU of a generator without KV cache, by part.
 
-    vLLM shards the weights over `tensor_parallel` GPUs and reserves `max_loras` adapter slots of its rank in the weights' type.
+    vLLM shards the weights over `tensor_parallel` GPUs and reserves MAX_LORAS adapter slots of its rank in the weights' type.
     Merged adapters need no slot. The embedded engine merges and keeps the original weights of changed layers.
     """
     linear = sum(o * i for o, i in arch.shapes(list(QUANTIZED_LAYERS)).values()) if engine.quantization in QUANTIZED_BYTES else 0
@@ -152,7 +152,7 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
         return out | {"originals": changed * arch.width}
     if not policy.full and not merges(policy, engine):
         rank = served_rank(largest_rank(policy.lora))
-        out["adapters"] = engine.max_loras * rank * sum(o + i for o, i in shapes.values()) * arch.width
+        out["adapters"] = MAX_LORAS * rank * sum(o + i for o, i in shapes.values()) * arch.width
     return out
 
 
@@ -366,7 +366,7 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     share = c.engine.gpu_memory_utilization if c.engine.name == "vllm" else 1.0
     reserved = int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * gpu_bytes)
     usable = int(share * reserved)
-    episodes = max(0, (c.engine.kv_cache_bytes or usable - sum(parts.values())) // episode)
+    episodes = max(0, (usable - sum(parts.values())) // episode)
     message = f"{summary}, {episodes} fit the rest of {format_bytes(reserved)} at once"
     if not episodes:
         out.append(Finding("error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"))

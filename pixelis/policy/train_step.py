@@ -28,6 +28,8 @@ from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 from pixelis.policy.tensor_parts import Part
 
 Kind = Literal["sft", "policy"]
+KL_HORIZON = 10.0
+"""Steps in which an adapted KL weight changes by a fifth at most."""
 STATE_FORMAT = 1
 
 
@@ -333,9 +335,9 @@ class Trainer(LearnerModel):
 
     def adapt_kl(self, divergence: float) -> None:
         """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593, section 2.2)."""
-        target, horizon = self.loss.kl_target, self.loss.kl_horizon
+        target = self.loss.kl_target
         if target and math.isfinite(divergence):
-            self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / horizon
+            self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / KL_HORIZON
 
     @property
     def _kl_in_loss(self) -> bool:
