@@ -18,9 +18,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.group_views import Views, fetch_groups
+from pixelis.actors.group_views import Views, fetch, fetch_groups
 from pixelis.actors.rollouts import RolloutBatch, StepResult
-from pixelis.actors.update_pictures import fetch
 from pixelis.actors.weights import CandidatePublisher, WeightPublisher
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import corrected

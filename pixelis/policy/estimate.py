@@ -20,7 +20,7 @@ from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.architecture import Architecture, learner_dtype
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.log_probs import CHUNK_VALUES
-from pixelis.policy.ranks import largest_rank, merges, served_rank
+from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
 
 if TYPE_CHECKING:
     from pixelis import config
@@ -133,8 +133,8 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
 def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> Bytes:
     """Bytes on each GPU of a generator without KV cache, by part.
 
-    vLLM shards the weights over `tensor_parallel` GPUs and reserves `max_loras` adapter slots of its rank in the weights' type;
-    merged adapters need no slot. The embedded engine merges and keeps the original weights of changed layers.
+    vLLM shards the weights over `tensor_parallel` GPUs and reserves MAX_LORAS adapter slots of its rank in the weights' type.
+    Merged adapters need no slot. The embedded engine merges and keeps the original weights of changed layers.
     """
     linear = sum(o * i for o, i in arch.shapes(QUANTIZED_LAYERS).values()) if engine.quantization in QUANTIZED_BYTES else 0
     weights = (arch.parameters - linear) * arch.width + int(linear * QUANTIZED_BYTES.get(engine.quantization, 0))
@@ -145,7 +145,7 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
         return out | {"originals": changed * arch.width}
     if shapes and not merges(policy, engine):
         rank = served_rank(largest_rank(policy.lora))
-        out["adapters"] = engine.max_loras * rank * sum(o + i for o, i in shapes.values()) * arch.width
+        out["adapters"] = MAX_LORAS * rank * sum(o + i for o, i in shapes.values()) * arch.width
     return out
 
 
@@ -363,7 +363,7 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> list[Fin
         return [*out, Finding("ok", "generator", message)]
     reserved = int(min(1.0, engine.gpus / engine.tensor_parallel) * gpu_bytes)
     usable = int((engine.gpu_memory_utilization if engine.name == "vllm" else 1.0) * reserved)
-    episodes = max(0, (engine.kv_cache_bytes or usable - sum(parts.values())) // episode)
+    episodes = max(0, (usable - sum(parts.values())) // episode)
     message += f", {episodes} fit the rest of {format_bytes(reserved)} at once"
     if not episodes:
         out.append(Finding("error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"))

@@ -53,6 +53,10 @@ def _add_outputs(sums: Sums, new: Tensor, entropy: Tensor) -> None:
     sums["nll"] -= float(new.detach().sum())
 
 
+KL_HORIZON = 10.0
+"""Steps in which an adapted KL weight changes by a fifth at most."""
+
+
 class SftObjective:
     """Weighted negative log-likelihood of the demonstrated tokens, with label smoothing."""
 
@@ -170,6 +174,6 @@ class PolicyObjective:
 
     def adapt_kl(self, divergence: float) -> None:
         """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593, section 2.2)."""
-        target, horizon = self.settings.kl_target, self.settings.kl_horizon
+        target = self.settings.kl_target
         if target and math.isfinite(divergence):
-            self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / horizon
+            self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / KL_HORIZON

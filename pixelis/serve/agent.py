@@ -20,9 +20,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts, TextUpdate, TurnUpdate
 from pixelis.actors.memory import SearchResult
-from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import alternate
 from pixelis.errors import BadImage, BadInput, InfraFailure, PixelisError

@@ -83,7 +83,7 @@ def pack(values: torch.Tensor) -> torch.Tensor:
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-@pytest.fixture(scope="module", params=["int8", pytest.param("awq", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["awq", pytest.param("int8", marks=pytest.mark.long)])
 def method(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -19,9 +19,8 @@ from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator_router import RolloutRequest
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.group_views import GroupViews, fetch
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.actors.update_pictures import fetch
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.evolution import audit

@@ -406,8 +406,8 @@ def test_timeouts_follow_the_recipe_unless_they_are_set() -> None:
     assert big.load_timeout_s > big.rollout_timeout_s
     more = load("configs/qwen2_5_vl_7b/rft.yaml", ["dialogue.max_turns=32"])
     assert more.rollout_timeout_s > big.rollout_timeout_s
-    own = load("configs/nano/rft.yaml", ["engine.rollout_timeout_s=5", "engine.load_timeout_s=7"])
-    assert (own.rollout_timeout_s, own.load_timeout_s) == (5, 7)
-    assert RouterTimeouts.of(own) == RouterTimeouts(5, 7, 1.0, 10.0, 2.0)
+    own = load("configs/nano/rft.yaml", ["engine.rollout_timeout_s=5"])
+    assert (own.rollout_timeout_s, own.load_timeout_s) == (5, 65)
+    assert RouterTimeouts.of(own) == RouterTimeouts(5, 65)
     assert RouterTimeouts.serving(nano).load_s == nano.serve.timeout_s + 60
     assert Member("named").name == "named"

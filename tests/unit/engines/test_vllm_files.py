@@ -115,7 +115,8 @@ def test_each_picture_becomes_one_pad():
 
 @pytest.mark.slow
 def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
-    code = "from pixelis.engines.vllm_files import Scratch; import time; print(Scratch().path, flush=True); time.sleep(60)"
+    code = "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch(); print(own.path, flush=True)"
+    code += "; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())

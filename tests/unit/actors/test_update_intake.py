@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pixelis.actors import update_intake, update_pictures
-from pixelis.actors.review import AsyncReviewQueue
-from pixelis.actors.update_intake import UpdateIntake
+from pixelis.actors import group_views, update_intake
+from pixelis.actors.update_intake import UpdateIntake, UpdateScoring
 from pixelis.actors.update_queue import UpdateQueue
-from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import load
+from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, ImageView, Media, Question, Trajectory, Turn, UpdateTask, Verdict
 
@@ -27,7 +26,7 @@ VERDICT = Verdict(answer="7", confidence=0.95, strategy="majority")
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """References are the values themselves."""
-    monkeypatch.setattr(update_pictures.ray, "put", lambda value: value)
+    monkeypatch.setattr(group_views.ray, "put", lambda value: value)
     monkeypatch.setattr(update_intake, "fetch", lambda views: views)
 
 
@@ -64,7 +63,11 @@ def new_intake(folder: Path, *settings: str) -> UpdateIntake:
     config = load(None, [f"run.dir={folder}", *settings])
     promotion: Any = SimpleNamespace(canary=SimpleNamespace(keep=lambda *_: None), withdrawn=set())
     traffic = TrafficQuestions(config.evolution.canary, folder / "versions" / "traffic")
-    parts = AsyncReviewQueue(config), UpdateScoring(config, None), update_pictures.UpdatePictures()
+    parts = (
+        ReviewQueue(Path(config.run.dir) / "review.db", config.rewards),
+        UpdateScoring(config, None),
+        group_views.UpdatePictures(),
+    )
     return UpdateIntake(config, UpdateQueue(config, Counter()), promotion, traffic, *parts)
 
 
@@ -130,15 +133,13 @@ def test_feedback_that_is_faster_than_the_task_disowns_it(tmp_path: Path, feedba
 def test_a_disputed_review_is_approved_by_a_person_alone_and_counts_with_its_copies(tmp_path: Path) -> None:
     async def scenario() -> None:
         intake = new_intake(tmp_path, LEARNS, "evolution.review.share=1")
-        reviews = intake.review_queue
         for number in (1, 2):
             assert await submit(intake, number)
         await intake.disown("exp_1", Feedback(correct=False))
-        assert await reviews.due(1e12, 1.0) == ["task_2"]
+        assert intake.reviews.due(1e12, 1.0) == ["task_2"]
         for name in ("task_1", "task_2"):
-            _, approved = await reviews.decide(name, True, "ann", "", None)
-            assert approved is not None
-            assert await intake.approve(*approved)
+            assert intake.reviews.decide(name, "approved", "ann") is not None
+            assert await intake.approve(name)
         groups = {item.question for item in intake.queue.items}
         assert len(groups) == 1, "two requests of one question"
         assert not groups & {"q1", "q2"}
