@@ -11,11 +11,11 @@ from pathlib import Path
 
 from pixelis.config import RewardsConfig
 from pixelis.config.synthesis import DistillationConfig
-from pixelis.datasets.synthesis.chat import ask, chat_client
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import demonstration_of
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Annotations, Demonstration, Provenance, Question, Step
+from pixelis.rewards.llm_client import LlmClient
 
 FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 SYSTEM = (
@@ -30,7 +30,9 @@ class Distiller:
 
     def __init__(self, settings: DistillationConfig, rewards: RewardsConfig | None = None, cache: str | Path | None = None):
         self.settings, self.rewards = settings, rewards
-        self.client = chat_client(settings, "synthesis.distillation", cache) if settings.url else None
+        self.client = None
+        if settings.url:
+            self.client = LlmClient(settings, "synthesis.distillation", cache, calls_per_minute=settings.calls_per_minute)
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
         """The demonstration from reply number ``draw`` of the question.
@@ -71,7 +73,8 @@ class Distiller:
             raise DataFailure(f"{question.id} has no annotations for the model", code="no_annotations")
         prompt = f"{describe_annotations(question.annotations)}\n\nQuestion: {question.question}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
-        return ask(self.client, self.settings, messages, str, draw)
+        s = self.settings
+        return self.client.ask(messages, str, draw, temperature=s.temperature, max_tokens=s.max_tokens)
 
 
 def read_reply(text: str, settings: DistillationConfig) -> tuple[str, str]:

@@ -10,10 +10,9 @@ from typing import Any
 from rapidfuzz.distance import Indel
 
 from pixelis.config.synthesis import WriterConfig
-from pixelis.datasets.synthesis.chat import ask, chat_client
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Provenance
-from pixelis.rewards.llm_client import json_object
+from pixelis.rewards.llm_client import LlmClient, json_object
 from pixelis.rewards.scorers import canonical
 
 SYSTEM = (
@@ -38,7 +37,7 @@ class LlmRewriter:
 
     def __init__(self, settings: WriterConfig, cache: str | Path | None = None):
         self.settings = settings
-        self.client = chat_client(settings, "synthesis.writer", cache)
+        self.client = LlmClient(settings, "synthesis.writer", cache, calls_per_minute=settings.calls_per_minute)
 
     def rewrite(self, demonstration: Demonstration) -> Demonstration:
         """The demonstration with rewritten thoughts.
@@ -50,7 +49,12 @@ class LlmRewriter:
             return demonstration
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt(demonstration)}]
         try:
-            thoughts = ask(self.client, self.settings, messages, lambda text: read_thoughts(text, demonstration, self.settings))
+            thoughts = self.client.ask(
+                messages,
+                lambda text: read_thoughts(text, demonstration, self.settings),
+                temperature=self.settings.temperature,
+                max_tokens=self.settings.max_tokens,
+            )
         except DataFailure as failure:
             if failure.code != "chat_rejected":
                 raise
