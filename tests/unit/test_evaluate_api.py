@@ -179,7 +179,8 @@ def test_a_picture_that_its_file_shows_turned_is_sent_upright(server: ChatServer
     exif[0x0112] = 6
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.jpg", exif=exif)
     model = ChatModel(config_for(server), tmp_path)
-    model.episode(Question(id="q", question="?", media=[Media(id="img0", uri=str(tmp_path / "a.jpg"))]), None, 0)
+    question = Question(id="q", question="?", media=[Media(id="img0", uri=str(tmp_path / "a.jpg"))])
+    asyncio.run(model.episode(question, None, 0))
     model.close()
     part = server.requests[0]["messages"][0]["content"][0]
     assert part["image_url"]["url"].startswith("data:image/png")
