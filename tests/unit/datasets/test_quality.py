@@ -87,16 +87,15 @@ def rated(score: int, why: str = "fine") -> str:
     return json.dumps({"score": score, "why": why})
 
 
-def client(server: ChatServer, **settings) -> tuple[judging.QualityJudge, QualityConfig]:
-    selection = QualityConfig(judge=True, **{"judge_calls_per_min": 60_000, "judge_repeats": 0, **settings})
+def client(server: ChatServer) -> judging.QualityJudge:
     reached = JudgeSettings(url=server.url, model="m", api_key_env="", tries=2, concurrency=1)
-    return judging.QualityJudge(reached, selection), selection
+    return judging.QualityJudge(reached, QualityConfig(judge=True, judge_calls_per_minute=60_000))
 
 
 def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):
     server.replies = [rated(9), rated(4), rated(2)]
-    judge, settings = client(server)
-    verdicts = list(judging.judge_all([demonstration("a"), demonstration("b", zooms=1)], judge, settings))
+    judge = client(server)
+    verdicts = list(judging.judge_all([demonstration("a"), demonstration("b", zooms=1)], judge))
     assert [f.score for f in verdicts] == [4.0, 2.0]  # 9 is no verdict: asked again
     sent = server.requests[0]
     assert sent["temperature"] == pytest.approx(0.7)
@@ -104,10 +103,11 @@ def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):
     assert [turn.get("operation") for turn in shown["turns"]] == ["zoom_in", "zoom_in", None]
 
 
-def test_scattered_scores_reveal_an_unreliable_judge(server: ChatServer):
+def test_scattered_scores_reveal_an_unreliable_judge(server: ChatServer, monkeypatch: pytest.MonkeyPatch):
     server.replies = [rated(1), rated(5), rated(3)]
-    judge, settings = client(server, judge_repeats=1.0)
-    (verdicts,) = judging.judge_all([demonstration()], judge, settings)
+    monkeypatch.setattr(judging, "REPEATED_SHARE", 1.0)
+    judge = client(server)
+    (verdicts,) = judging.judge_all([demonstration()], judge)
     assert verdicts.score == 3.0
     assert verdicts.std == pytest.approx(2.0)
     assert len(server.requests) == 3
@@ -115,8 +115,8 @@ def test_scattered_scores_reveal_an_unreliable_judge(server: ChatServer):
 
 def test_a_failed_judgement_has_a_cause_and_no_score(server: ChatServer):
     server.replies = ["I like it"]
-    judge, settings = client(server)
-    (verdicts,) = judging.judge_all([demonstration()], judge, settings)
+    judge = client(server)
+    (verdicts,) = judging.judge_all([demonstration()], judge)
     assert (verdicts.score, verdicts.failure) == (None, "judge_garbage")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -152,7 +153,7 @@ def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(server: Cha
     media = [Media(id=f"img{i}", uri=str(tmp_path / "a.png")) for i in range(2)]
     question = Question(id="q", question="Left <image> or not?", media=media, history=history)
     model = ChatModel(config_for(server), tmp_path)
-    trajectory = model.episode(question, None, 0)
+    trajectory = asyncio.run(model.episode(question, None, 0))
     model.close()
     (request,) = server.requests
     assert [message["role"] for message in request["messages"]] == ["user", "assistant", "user"]
@@ -166,7 +167,7 @@ def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(server: Cha
     assert trajectory.turns[-1].text == "<think>so</think><answer>blue</answer>"
 
     model = ChatModel(config_for(server), tmp_path, max_pixels=300)
-    trajectory = model.episode(question, 7, 0)
+    trajectory = asyncio.run(model.episode(question, 7, 0))
     model.close()
     assert picture_of(server.requests[1]["messages"][0]["content"][0]).size == (20, 15) == trajectory.images[0].view_size
     assert trajectory.images[0].source_size == (40, 30)
@@ -178,7 +179,8 @@ def test_a_picture_that_its_file_shows_turned_is_sent_upright(server: ChatServer
     exif[0x0112] = 6
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.jpg", exif=exif)
     model = ChatModel(config_for(server), tmp_path)
-    model.episode(Question(id="q", question="?", media=[Media(id="img0", uri=str(tmp_path / "a.jpg"))]), None, 0)
+    question = Question(id="q", question="?", media=[Media(id="img0", uri=str(tmp_path / "a.jpg"))])
+    asyncio.run(model.episode(question, None, 0))
     model.close()
     part = server.requests[0]["messages"][0]["content"][0]
     assert part["image_url"]["url"].startswith("data:image/png")
@@ -193,7 +195,7 @@ def test_frames_of_a_clip_come_in_order_with_their_times(server: ChatServer, tmp
     config = config_for(server)
     model = ChatModel(config.model_copy(update={"dialogue": config.dialogue.model_copy(update={"frames": 3})}), tmp_path)
     question = Question(id="q", question="What?", media=[Media(id="vid0", kind="video", frames=frames, fps=2)])
-    trajectory = model.episode(question, None, 0)
+    trajectory = asyncio.run(model.episode(question, None, 0))
     model.close()
     content = server.requests[0]["messages"][0]["content"]
     assert [part.get("text") for part in content[:6:2]] == ["frame 1, 0.50 s:", "frame 3, 1.50 s:", "frame 5, 2.50 s:"]
@@ -219,7 +221,7 @@ def test_replies_are_read_with_their_reasoning_and_their_reason_to_stop(tmp_path
     server = ChatServer(*replies)
     model = ChatModel(config_for(server, parameters={"reasoning_effort": "low"}, max_tokens=9), tmp_path)
     question = Question(id="q", question="How many?", answers=["7"])
-    right, cut, empty, refused, parts = (model.episode(question, None, sample) for sample in range(5))
+    right, cut, empty, refused, parts = (asyncio.run(model.episode(question, None, sample)) for sample in range(5))
     model.close()
     assert (right.answer, right.stop_reason.value) == ("7", "answer")
     assert right.turns[-1].text == "<think>seven</think>\n<answer>7</answer>"

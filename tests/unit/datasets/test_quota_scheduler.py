@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config.synthesis import SynthesisConfig
+from pixelis.datasets.synthesis import quota_scheduler
 from pixelis.datasets.synthesis.executor import sample_id
 from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, apportion, quotas
 from pixelis.datasets.synthesis.sample_builder import Attempt
 from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question, Step
+
+SHARD = 8
 
 
 @given(st.integers(0, 5000), st.lists(st.floats(0.001, 1), min_size=1, max_size=12))
@@ -37,9 +40,7 @@ def settings(tmp_path: Path, rows: int = 30, **more: object) -> SynthesisConfig:
         {
             "datasources": {"a": {"path": write_rows(tmp_path / "a.jsonl", rows)}},
             "tasks": {"t": {"target_sample_count": 40, "source_datasets": ["a"]}},
-            "shard": 8,
             "round": 24,
-            "passes": 3,
             **more,
         }
     )
@@ -55,6 +56,13 @@ def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
     return Demonstration(id=sample_id(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind), ""
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small shards, so that few attempts fill several."""
+    monkeypatch.setattr(quota_scheduler, "SHARD", SHARD)
+    monkeypatch.setattr(quota_scheduler, "PASSES", 3)
+
+
 class Killed(Exception):
     """Stands for SIGKILL between two writes."""
 
@@ -63,10 +71,10 @@ def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int 
     scheduler, rows, shards = QuotaScheduler(folder, s, seed), SourceRows(s), 0
     while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
         left = scheduler.left()
-        for begin in range(0, len(left), s.shard):
+        for begin in range(0, len(left), SHARD):
             if stop_after is not None and shards >= stop_after:
                 raise Killed
-            scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + s.shard]])
+            scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + SHARD]])
             shards += 1
             if scheduler.completed >= scheduler.target:
                 break
@@ -77,7 +85,7 @@ def union(folder: Path) -> list[str]:
     return [line for path in sorted((folder / "samples").glob("*.jsonl")) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("stop_after", range(1, 12, 2))
+@pytest.mark.parametrize("stop_after", [1, 4, 7, pytest.param(10, marks=pytest.mark.long)])
 def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
     s = settings(tmp_path)
     whole = synthesize(tmp_path / "whole", s)
@@ -139,8 +147,9 @@ def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> No
     assert not list((tmp_path / "rows").iterdir())
 
 
-def test_a_pass_without_samples_ends_the_quota(tmp_path: Path) -> None:
-    s = settings(tmp_path, rows=5, passes=100)
+def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_scheduler, "PASSES", 100)
+    s = settings(tmp_path, rows=5)
     scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s), 0
     while scheduler.plan(rows):
         scheduler.commit([(None, "unsuitable")] * len(scheduler.left()))
@@ -149,9 +158,10 @@ def test_a_pass_without_samples_ends_the_quota(tmp_path: Path) -> None:
     assert all(quota.attempts <= 10 for quota in scheduler.quotas.values())
 
 
-def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path) -> None:
+def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
-    s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0}, passes=2)
+    monkeypatch.setattr(quota_scheduler, "PASSES", 2)
+    s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0})
     scheduler, rows = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s)
     (quota,) = scheduler.quotas.values()
     while scheduler.plan(rows):
@@ -164,11 +174,11 @@ def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) 
     s, rows = settings(tmp_path), SourceRows(settings(tmp_path))
     scheduler = QuotaScheduler(tmp_path / "run", s, 0)
     assert scheduler.plan(rows)
-    scheduler.commit([outcome(a, "") for a in scheduler.left()[: s.shard]])
+    scheduler.commit([outcome(a, "") for a in scheduler.left()[:SHARD]])
     assert union(tmp_path / "run")
     (tmp_path / "run" / "shards" / "000-00000.json").unlink()
     resumed = QuotaScheduler(tmp_path / "run", s, 0)
-    resumed.commit([(None, "chat_timeout")] * s.shard)
+    resumed.commit([(None, "chat_timeout")] * SHARD)
     assert resumed.completed == len(union(tmp_path / "run")) == 0
 
 
@@ -177,7 +187,7 @@ def test_a_run_does_not_resume_with_another_seed_or_setting(tmp_path: Path) -> N
     with pytest.raises(BadConfig, match="other settings"):
         QuotaScheduler(tmp_path / "run", settings(tmp_path), 1)
     with pytest.raises(BadConfig, match="other settings"):
-        QuotaScheduler(tmp_path / "run", settings(tmp_path, most_iou=0.2), 0)
+        QuotaScheduler(tmp_path / "run", settings(tmp_path, round=25), 0)
     assert QuotaScheduler(tmp_path / "run", settings(tmp_path, workers=7), 0).completed == 40
 
 

@@ -84,6 +84,6 @@ def test_episodes_are_played_once(tmp_path: Path):
     repeated = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
     assert repeated.missing() == []
     assert repeated.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])
-    assert episodes("refinement.pass_rate.temperature=0.5").missing() == ["looking"]
+    assert episodes("run.seed=5").missing() == ["looking"]
     (tmp_path / "episodes-looking.json").write_text('{"identity": "', encoding="utf-8")
     assert episodes().missing() == ["looking"]

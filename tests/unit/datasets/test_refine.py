@@ -15,7 +15,7 @@ from test_quality import rated
 
 from pixelis.config import Config, from_command_line, load
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.refinement import sets
+from pixelis.datasets.refinement import judging, sets
 from pixelis.datasets.refinement.pipeline import records
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.jobs import refine
@@ -64,7 +64,14 @@ def settings(source: Path, *overrides: str, **gates: float) -> Config:
     fixed = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "telemetry.progress=false"]
     return load(
         None,
-        [*fixed, "refinement.examples=2", "refinement.quality.least=0.5", "refinement.sft.validation=0.2", *given, *overrides],
+        [
+            *fixed,
+            "refinement.examples=2",
+            "refinement.quality.min_score=0.5",
+            "refinement.sft.validation=0.2",
+            *given,
+            *overrides,
+        ],
     )
 
 
@@ -114,14 +121,14 @@ def test_a_limit_keeps_the_first_usable_rows(source: Path):
 
 def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(judging, "REPEATED_SHARE", 1.0)
     for name in ("a.jsonl", "b.jsonl"):
         (source / name).unlink()
     add(source, *rows(source.parent, 3))
     judge = ["rewards.judge.model=m", "rewards.judge.api_key_env=", "rewards.judge.concurrency=1"]
     judge += [
         "refinement.quality.judge=true",
-        "refinement.quality.judge_repeats=1",
-        "refinement.quality.judge_calls_per_min=60000",
+        "refinement.quality.judge_calls_per_minute=60000",
     ]
     none = dict.fromkeys(GATES, 0) | {"corrupted": 1}
     with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
