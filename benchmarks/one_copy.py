@@ -81,7 +81,7 @@ class Parts:
     def canary(self, generator: Any) -> tuple[int, int]:
         """The questions, judged again and again: all bytes that are put."""
         from pixelis.actors.canary import Canary
-        from pixelis.actors.update_pictures import UpdatePictures
+        from pixelis.actors.group_views import UpdatePictures
 
         own = {"questions": str(self.file), "count": len(self.questions), "risk": 1.0}  # so few questions rule nothing out
         settings = self.config.evolution.canary.model_copy(update=own)

@@ -52,7 +52,7 @@ class BatchSource(ABC):
     @contextmanager
     def open(self, trainer: Trainer, state: dict[str, Any]) -> Iterator[Iterator[LearnerBatch]]:
         """Iterate over the batches after the trainer's last one; ``state`` comes from its checkpoint."""
-        self.trainer, (self.rank, _), (self.share, self.shares) = trainer, rank_and_world_size(), trainer.sequence.share
+        self.trainer, (self.rank, _), (self.share, self.shares) = trainer, rank_and_world_size(), trainer.model.sequence.share
         self.begin(state)
         yield self._until_stopped()
         self.end()
@@ -122,20 +122,20 @@ class RolloutSource(BatchSource):
             rewards = [t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None]
             metrics = metrics | assign_token_advantages(self.trainer, samples, rewards, self.config.rft.advantage)
         elif loss.kl > 0 and loss.kl_in == "reward":
-            sums = self.trainer.kl_to_reference(samples)
+            sums = self.trainer.model.kl_to_reference(samples)
             counts = [s.policy_tokens for s, k in zip(samples, sums, strict=True) if k is not None]
-            total, tokens = self.trainer.sequence.sum([float(sum(k or 0.0 for k in sums)), float(sum(counts))])
+            total, tokens = self.trainer.model.sequence.sum([float(sum(k or 0.0 for k in sums)), float(sum(counts))])
             divergence = iter(sums)
             kl = [[(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories] for g in share.groups]
             weighted = {
                 "greedy": share.greedy,
                 "kl": kl,
-                "kl_weight": self.trainer.kl_coefficient,
-                "sum_workers": self.trainer.sequence.sum,
+                "kl_weight": self.trainer.rft.kl_coefficient,
+                "sum_workers": self.trainer.model.sequence.sum,
             }
             metrics = metrics | assign_advantages(share.groups, self.config.rft.advantage, **weighted)  # type: ignore[arg-type]
             samples = samples_of(share.groups, views)
-            self.trainer.adapt_kl(total / max(tokens, 1.0))
+            self.trainer.rft.adapt_kl(total / max(tokens, 1.0))
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 

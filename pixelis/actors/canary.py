@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
+from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
-from pixelis.actors.update_pictures import Picture, UpdatePictures
+from pixelis.actors.group_views import Picture, UpdatePictures
 from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
@@ -42,14 +44,13 @@ def canary_questions(config: CanaryConfig) -> list[Question]:
 class Canary:
     """Answers `evolution.canary.count` questions greedily and scores the answers. Ground truth never leaves this class.
 
-    generator: a Generator actor that serves no requests, because it loads candidates before they are evaluated; pictures: where
-    those of the traffic questions are stored.
+    generator: one that serves no requests, because it loads candidates; pictures: stores those of traffic questions.
     """
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
         self.config, self.pictures = config, pictures
-        timeout_s, pause_s = config.evolution.canary.timeout_s, config.engine.retry_pause_s
-        self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s, pause_s))
+        timeout_s = config.evolution.canary.timeout_s
+        self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s))
         self.questions: list[Question] = []
         self.traffic: dict[str, dict[str, Picture]] = {}
         """Stored pictures of traffic questions by media id, by question."""
@@ -63,10 +64,10 @@ class Canary:
             self.questions = await asyncio.to_thread(canary_questions, self.config.evolution.canary)
 
     async def judge(self, version: int) -> dict[str, float | None]:
-        """Score of `version` by question id, None where the question could not be answered or scored. One version at a time.
+        """Score of `version` by question id, None where the question could not be answered or scored.
 
-        Raises InfraFailure if the generator is unavailable, MissingFile for a version without weights, BadInput for weights that
-        the engine rejects.
+        Raises InfraFailure if the generator is unavailable, MissingFile without weights, BadInput for weights that the
+        engine rejects.
         """
         await self.ready()
         return await self._judge(version, [(question, {}) for question in self.questions])
@@ -76,32 +77,31 @@ class Canary:
         current = {item.question.id for item in items}
         for name in self.traffic.keys() - current:
             del self.traffic[name]
-        stored = dict(self.traffic)
-        stored |= await asyncio.to_thread(self._store, [item for item in items if item.question.id not in stored])
-        self.traffic |= stored
-        return await self._judge(
-            version,
-            [(item.question, {id: picture.ref for id, picture in stored[item.question.id].items()}) for item in items],
-        )
-
-    def _store(self, items: Sequence[TrafficQuestion]) -> dict[str, dict[str, Picture]]:
-        return {item.question.id: {id: self.pictures.add(array) for id, array in item.pictures.items()} for item in items}
+        stored = dict(self.traffic)  # a copy: `keep` may replace pictures meanwhile
+        for item in items:
+            if item.question.id not in stored:
+                pictures = [(id, await asyncio.to_thread(self.pictures.add, array)) for id, array in item.pictures.items()]
+                self.traffic[item.question.id] = stored[item.question.id] = dict(pictures)
+        shown = [{id: picture.ref for id, picture in stored[item.question.id].items()} for item in items]
+        return await self._judge(version, [(item.question, pictures) for item, pictures in zip(items, shown, strict=True)])
 
     def keep(self, question: str, pictures: Mapping[str, Picture]) -> None:
         """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
         self.traffic[question] = dict(pictures)
 
     async def _judge(self, version: int, questions: Sequence[tuple[Question, Pictures]]) -> dict[str, float | None]:
-        async with self.lock:
-            await self.router.load(version)
-            rollouts = [asyncio.ensure_future(self._rollout(question, version, pictures)) for question, pictures in questions]
+        async with self.lock:  # one version at a time
+            rollouts = list[asyncio.Future[Group | None]]()
             try:
-                groups = await asyncio.gather(*rollouts)
+                await self.router.load(version)
+                rollouts += [asyncio.ensure_future(self._rollout(q, version, pictures)) for q, pictures in questions]
+                groups = [group for group in await asyncio.gather(*rollouts) if group is not None]
+            except RayError as error:
+                raise unwrap_ray_error(error) or error from error
             finally:  # end the others after a failure, so that the next version is not loaded while they run
                 for rollout in rollouts:
                     rollout.cancel()
-            scored = await asyncio.to_thread(self._score, [group for group in groups if group is not None])
-        scores = correctness(scored)
+            scores = await asyncio.to_thread(lambda: correctness([score_group(group, self.rewards) for group in groups]))
         return {question.id: scores.get(question.id) for question, _ in questions}
 
     async def _rollout(self, question: Question, version: int, pictures: Pictures) -> Group | None:
@@ -116,6 +116,3 @@ class Canary:
         except (DataFailure, BadInput):
             return None
         return group.model_copy(update={"question": question})
-
-    def _score(self, groups: list[Group]) -> list[Group]:
-        return [score_group(group, self.rewards) for group in groups]

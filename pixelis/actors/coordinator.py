@@ -1,8 +1,8 @@
 """The Coordinator actor: admits questions, buffers scored groups, serves batches to the learner, runs evaluations.
 
-Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) * prompts_per_step``,
-where ``step`` counts the batches whose weights the generators have loaded. With 0, a batch is rolled out only after the weights
-of the previous one are loaded: exactly on-policy.
+Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
+prompts_per_step``, where ``step`` counts the batches whose weights the generators have loaded. With 0, a batch is rolled
+out only after the weights of the previous one are loaded: exactly on-policy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
-import itertools
 import json
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +22,32 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors import report
 from pixelis.actors.cluster import actor_handle, unwrap_ray_error
-from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest, RouterTimeouts
+from pixelis.actors.evaluations import Evaluations
+from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.group_views import GroupViews
-from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
+from pixelis.actors.rollout_buffer import RolloutBuffer
 from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult, abstains
 from pixelis.actors.weights import arrange_stream
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.labels import Labels
-from pixelis.datasets.questions import read_questions, require_text
 from pixelis.datasets.stream import question_stream
-from pixelis.dialogue.session import SamplingParams
-from pixelis.errors import DataFailure, InfraFailure, PixelisError
-from pixelis.evaluation.metrics import evaluation_metrics, summarise
+from pixelis.errors import InfraFailure, PixelisError
 from pixelis.records import Group, Question
-from pixelis.telemetry import diagnosis, events
+from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count, observe
 
 __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
-
-EVALUATION_SHARE = 0.25
-"""Share of the generators, at least one, that an evaluation reserves during training."""
-SEED_STRIDE = 1_000_003
-"""Distance of the seeds of an evaluation's runs, so that their samples never share one."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or their names. Those named in ``elastic`` join when they have started.
-    ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted Coordinator has no state: the learner
-    notices the new ``incarnation`` and starts it at its current batch; groups in flight are rolled out again.
+    Generators, scorers and the embedder are actors or their names; those named in ``elastic`` join when they have started.
+    ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted Coordinator has no state: the
+    learner notices the new ``incarnation`` and starts it at its current batch, and groups in flight are rolled out again.
     """
 
     def __init__(
@@ -90,13 +79,9 @@ class Coordinator:
         self.learnt = -1  # last step whose weights the learner has published
         self.asleep_since = 0.0
         self.producer: asyncio.Task | None = None
-        self.evaluating = asyncio.Lock()
-        self.evaluations: set[asyncio.Task] = set()
-        self.pending_metrics: dict[str, float] = {}
-        """Metrics, for example of evaluations, that the learner receives with the next batch."""
-        self.evaluated: Counter[str] = Counter()
         self.bad_rows: Counter[str] = Counter()
         self.log = EventLog(config.run.dir)
+        self.evaluations = Evaluations(config, self.router, self.rollouts, self.log)
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +111,7 @@ class Coordinator:
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
         elif step:  # the previous incarnation may have ended before it advanced the scorers
             advances = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
-            self.pending_metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
+            self.evaluations.metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
         self._check(incarnation)
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
@@ -136,12 +121,11 @@ class Coordinator:
             prompts.close()
             raise
         if step == 0 and self.config.rft.evaluate_first:
-            self._start_evaluation(step, version)
+            self.evaluations.start(step, version)
         self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
+        self.producer.add_done_callback(lambda _: prompts.close())
         while self.elastic:
             self.joining.append(asyncio.get_running_loop().create_task(self._join(self.elastic.pop())))
-        self.producer.add_done_callback(self._producer_done)
-        self.producer.add_done_callback(lambda _: prompts.close())
         return incarnation
 
     async def has_begun(self) -> bool:
@@ -156,43 +140,39 @@ class Coordinator:
                 await generator.ready.remote()
                 break
             except (ValueError, RayError):  # not created yet, or lost with its node: Ray starts it elsewhere
-                await asyncio.sleep(self.config.engine.retry_pause_s)
+                await asyncio.sleep(self.router.timeouts.retry_pause_s)
         self.router.join(generator)
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))
 
-    def _producer_done(self, task: asyncio.Task) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+    async def _produce(self, prompts: Prompts) -> None:
+        """Admit questions whenever the staleness bound allows it. The learner gets the error that ends production."""
+        try:
+            async with asyncio.TaskGroup() as groups:
+                while True:
+                    async with self.changed:
+                        await self.changed.wait_for(lambda: self.buffer.room(self.step) > 0)
+                    for number, question in await prompts.take(self.buffer.room(self.step)):
+                        groups.create_task(self._group(number, question, self.buffer.admit()))
+        except Exception as caught:
+            error: BaseException = caught
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            cause = unwrap_ray_error(error) or PixelisError(f"rollouts stopped: {error!r}")
-            self.failing = asyncio.get_running_loop().create_task(self._fail(cause))
-
-    async def _fail(self, error: PixelisError) -> None:
-        async with self.changed:
-            self.error = error
-            self.changed.notify_all()
-
-    async def _produce(self, prompts: Prompts) -> None:
-        """Admit questions whenever the staleness bound allows it."""
-        async with asyncio.TaskGroup() as groups:
-            while True:
-                async with self.changed:
-                    await self.changed.wait_for(lambda: self.buffer.room(self.step) > 0)
-                for number, question in await prompts.take(self.buffer.room(self.step)):
-                    groups.create_task(self._group(number, question, self.buffer.admit()))
+            async with self.changed:
+                self.error = unwrap_ray_error(error) or PixelisError(f"rollouts stopped: {error!r}")
+                self.changed.notify_all()
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
         """Questions that no batch has used yet, with their numbers in the stream."""
+
+        def skipped(row: BadRow) -> None:  # within data.max_bad_rows
+            self.bad_rows[row.code] += 1
+            self.log.write("bad_row", **row._asdict())
+
         start, ahead = self.consumed.cursor, set(self.consumed.ahead)
         # A run whose rewards use no truth never has one.
         on_labels = None if self.config.rewards.labelled else self.rollouts.labels.__setitem__
-        questions = question_stream(self.config.data, self.config.run.seed, start, self._skipped, on_labels)
+        questions = question_stream(self.config.data, self.config.run.seed, start, skipped, on_labels)
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
-
-    def _skipped(self, row: BadRow) -> None:
-        """Count and log an unusable row, within ``data.max_bad_rows``."""
-        self.bad_rows[row.code] += 1
-        self.log.write("bad_row", **row._asdict())
 
     async def _group(self, number: int, question: Question, step: int) -> None:
         """Roll out one question and add the result to the buffer."""
@@ -234,29 +214,15 @@ class Coordinator:
                     raise self.error
                 return None
             _, batch = self.current
-        if self.config.engine.colocate:
-            await self._leave_gpus_to_the_learner(step, incarnation)
-        return batch.share(rank, world)
-
-    async def _leave_gpus_to_the_learner(self, step: int, incarnation: int | None) -> None:
-        """Let the generators sleep before the learner gets batch ``step``, once the evaluations have ended."""
-        if step > self.learnt and self.router.awake.is_set():
-            await asyncio.gather(*self.evaluations, return_exceptions=True)
-        async with self.switching:
-            self._check(incarnation)
+        if self.config.engine.colocate:  # leave the GPUs to the learner
             if step > self.learnt and self.router.awake.is_set():
-                await self.router.sleep()
-                self.asleep_since = time.monotonic()
-
-    async def _wake_generators(self, step: int, incarnation: int) -> dict[str, float]:
-        """Wake the generators after the learner's ``step``; returns how long they slept. Ignores another ``incarnation``."""
-        async with self.switching:
-            if self._outdated(incarnation):
-                return {}
-            self.learnt = max(self.learnt, step)
-            asleep_s = time.monotonic() - self.asleep_since
-            await self.router.wake()
-        return {"rollout/asleep_s": asleep_s}
+                await self.evaluations.wait()
+            async with self.switching:
+                self._check(incarnation)
+                if step > self.learnt and self.router.awake.is_set():
+                    await self.router.sleep()
+                    self.asleep_since = time.monotonic()
+        return batch.share(rank, world)
 
     def _outdated(self, incarnation: int | None) -> bool:
         return incarnation is not None and incarnation != self.incarnation
@@ -306,8 +272,7 @@ class Coordinator:
         """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in ``rollouts.jsonl``."""
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
-        batch.metrics |= self.pending_metrics
-        self.pending_metrics = {}
+        batch.metrics |= self.evaluations.take_metrics()
         self.consumed.add(batch.numbers)
         batch.state = {"questions": self.consumed.state()}
         folder, samples = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
@@ -327,7 +292,14 @@ class Coordinator:
             return StepResult()
         incarnation = self.incarnation
         self.step_of_version[version] = step + 1
-        asleep = await self._wake_generators(step, incarnation) if self.config.engine.colocate else {}
+        metrics = dict[str, float]()
+        if self.config.engine.colocate:
+            async with self.switching:
+                if self._outdated(incarnation):
+                    return StepResult()
+                self.learnt = max(self.learnt, step)
+                metrics["rollout/asleep_s"] = time.monotonic() - self.asleep_since
+                await self.router.wake()
         if not self._outdated(incarnation):
             await self.router.load(version, functools.partial(arrange_stream, self.store, version) if self.store else None)
         if self._outdated(incarnation):  # the scorers have the next learner's state
@@ -338,12 +310,12 @@ class Coordinator:
             return StepResult()
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
-            self._start_evaluation(step + 1, version)
+            self.evaluations.start(step + 1, version)
         async with self.changed:
             loaded = self.router.version  # possibly a newer version
             self.step = max(self.step, self.step_of_version.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
-        metrics = asleep | {name: value for advance in advances for name, value in advance.metrics.items()}
+        metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
         return StepResult(metrics, next((advance.boundary for advance in advances if advance.boundary), None))
 
     async def reward_state(self) -> dict[str, Any]:
@@ -354,111 +326,35 @@ class Coordinator:
 
     async def finish(self) -> dict[str, float]:
         """Wait for running evaluations; returns their metrics."""
-        await asyncio.gather(*self.evaluations, return_exceptions=True)
-        metrics, self.pending_metrics = self.pending_metrics, {}
-        return metrics
+        await self.evaluations.wait()
+        return self.evaluations.take_metrics()
 
     async def stop(self, evaluations: bool = True) -> None:
         """Stop production and, unless ``evaluations`` is false, evaluations. The learner then writes its last checkpoint."""
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
-        for task in (self.producer, *(self.evaluations if evaluations else ())):
+        for task in (self.producer, *(self.evaluations.running if evaluations else ())):
             if task is not None:
                 task.cancel()
 
     async def progress(self) -> dict[str, Any]:
         """Finished steps, evaluated episodes, skipped rows by cause and the router's statistics."""
-        counts = {"evaluated": dict(self.evaluated), "bad_rows": dict(self.bad_rows)}
+        counts = {"evaluated": dict(self.evaluations.finished), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def _start_evaluation(self, step: int, version: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._evaluate(step, version))
-        self.evaluations.add(task)
-        task.add_done_callback(self.evaluations.discard)
-
-    async def _evaluate(self, step: int, version: int) -> None:
-        """Evaluate ``version`` during training. A failure is logged and does not end the run."""
-        config = self.config
-        async with self.evaluating:
-            try:
-                e = config.evaluate
-                request = (e.questions, version, e.operations)
-                results = {
-                    name: await self.evaluate(source, *request, samples=e.samples, seeds=e.seeds, share=EVALUATION_SHARE)
-                    for name, source in config.held_out.items()
-                }
-            except Exception as error:
-                cause = unwrap_ray_error(error) or error
-                self.log.write(events.ALARM, step=step, text=f"the evaluation failed: {cause}")
-                return
-            summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
-            for name, summary in summaries.items():
-                if (problem := diagnosis.of_evaluation(summary)) is not None:
-                    self.log.write(events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}")
-            metrics = evaluation_metrics(summaries)
-            self.log.write("evaluation", step=step, version=version, **metrics)
-            self.pending_metrics |= {**metrics, "evaluate/step": float(step)}
-            name, (groups, views) = next(iter(results.items()))
-            if (page := report.sample(config, step, summaries[name], groups, views)) is not None:
-                await asyncio.gather(page, return_exceptions=True)  # a Ray task ends with its caller
-
     async def evaluate(
-        self,
-        source: str,
-        count: int,
-        version: int,
-        operations: bool,
-        name: str = "evaluate",
-        seed: int | None = None,
-        samples: int = 1,
-        share: float = 1.0,
-        seeds: Sequence[int] = (),
+        self, source: str, count: int, version: int, operations: bool, **options: Any
     ) -> tuple[list[Group], list[GroupViews]]:
-        """``samples`` episodes per question of ``source`` with ``version``; returns scored groups and references to their views.
+        """Episodes of the first ``count`` questions (0: all) of ``source`` with ``version``, as scored groups and their views.
 
-        ``seed`` shuffles the questions. With ``seeds``, which replace ``run.seed`` for the answers, a group has ``samples``
-        episodes of each in turn. Reserves ``share`` of the generators for ``version``. Raises InfraFailure if that fails, and an
-        error for an unusable question, because a held-out set must be complete.
+        Options: ``name`` of the evaluation; ``seed`` that shuffles the questions; ``samples`` per question; ``seeds`` that
+        replace ``run.seed``, with ``samples`` episodes of each; ``share`` of the generators that are reserved. Raises
+        InfraFailure if that fails, and an error for an unusable question: a held-out set must be complete.
         """
-        questions = await asyncio.to_thread(_evaluation_set, self.config, source, seed, count)
-        if not questions:
-            raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
-        self.evaluated[name] = 0
-        async with self.router.reserve(version, share) as reserved:
-            gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
-            streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {name: self.config.run.seed}
-            shared = (gate, reserved, name, operations, samples)
-            answers = [asyncio.ensure_future(self._answer(q, *shared, *stream)) for q in questions for stream in streams.items()]
-            try:
-                results = await asyncio.gather(*answers)
-            finally:
-                for answer in answers:  # after a failure the others would wait for a reservation that is released
-                    answer.cancel()
-        if len(streams) > 1:
-            results = [_merged(name, results[i : i + len(streams)]) for i in range(0, len(results), len(streams))]
-        return [scored.group for scored in results], [scored.views for scored in results]
-
-    async def _answer(
-        self,
-        question: Question,
-        gate: asyncio.Semaphore,
-        reserved: Reservation,
-        name: str,
-        operations: bool,
-        samples: int,
-        label: str,
-        seed: int,
-    ) -> ScoredGroup:
-        e, d = self.config.evaluate, self.config.dialogue
-        sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
-        async with gate:
-            request = RolloutRequest(question, f"{label}-{question.id}", samples, sampling, operations, d.max_turns_test)
-            scored = await self.rollouts.episodes(request, reserved=reserved)
-            self.evaluated[name] += 1
-            return scored
+        return await self.evaluations.evaluate(source, count, version, operations, **options)
 
 
 class Consumed:
@@ -483,19 +379,3 @@ class Consumed:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}
-
-
-def _merged(name: str, same: Sequence[ScoredGroup]) -> ScoredGroup:
-    """The episodes of several groups of a question as one group."""
-    id = f"{name}-{same[0].group.question.id}"
-    trajectories = [t.model_copy(update={"group_id": id}) for scored in same for t in scored.group.trajectories]
-    group = same[0].group.model_copy(update={"id": id, "trajectories": trajectories})
-    return replace(same[0], group=group, views=report.merge_views([scored.views for scored in same]))
-
-
-def _evaluation_set(config: Config, source: str, seed: int | None, count: int) -> list[Question]:
-    """The first questions of ``source``, all with a ``count`` of 0. Where rewards use no truth, rows may lack one."""
-    cut: dict[str, Labels] = {}
-    rows = read_questions(source, seed=seed, epochs=1, on_labels=None if config.rewards.labelled else cut.__setitem__)
-    questions = [require_text(question, source) for question in itertools.islice(rows, count or None)]
-    return [q.model_copy(update=cut[q.id]._asdict()) if q.id in cut else q for q in questions]

@@ -1,7 +1,7 @@
 """SFT's batch source: demonstrations by Ray Data, evaluation during training, and the mixture of the curriculum.
 
-The learner evaluates, and the Schedule chooses the mixture of the following batches, whose preparation waits for the choice. A
-batch depends only on the seed, its step and the mixture, so a resumed run gets the same batches.
+After each evaluation the Schedule chooses the mixture of the following batches. A batch depends only on the seed, its step
+and the mixture, so a resumed run gets the same batches.
 """
 
 from __future__ import annotations
@@ -133,28 +133,24 @@ class DemonstrationSource(BatchSource):
             return None
         levels = Counter(rows["level"].tolist())
         errors = [BadRow(*json.loads(text)) for text in rows["error"] if text]
-        *counts, failed = self.trainer.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
+        *counts, failed = self.trainer.model.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
         self.unusable += int(failed)
         for error in errors:
             self.log.write(BAD_ROW, **error._asdict())
-        self._check(errors)
-        metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
-        metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}
-        if self.rank == 0:
-            with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"step": step, "ids": rows["id"].tolist()}) + "\n")
-        return LearnerBatch(step, samples_of(rows), "sft", metrics, {"unusable": self.unusable})
-
-    def _check(self, errors: list[BadRow]) -> None:
         limit = self.config.data.max_bad_rows
-        allowed = limit if limit >= 1 else limit * self.steps * self.config.sft.batch
-        if self.unusable > allowed:
+        if self.unusable > (limit if limit >= 1 else limit * self.steps * self.config.sft.batch):
             examples = "; ".join(map(str, errors[:EXAMPLES])) or "on another learner"
             raise DataFailure(
                 f"{self.unusable} demonstrations cannot be played, more than data.max_bad_rows={limit:g}: {examples}",
                 code=errors[0].code if errors else "unusable",
                 fix="correct or remove them, or raise data.max_bad_rows",
             )
+        metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
+        metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}
+        if self.rank == 0:
+            with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"step": step, "ids": rows["id"].tolist()}) + "\n")
+        return LearnerBatch(step, samples_of(rows), "sft", metrics, {"unusable": self.unusable})
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
         """Evaluate if it is due, and report the result to the schedule."""
@@ -198,7 +194,7 @@ class HeldOut:
     def loss(self, trainer: Trainer) -> dict[str, float]:
         """Mean negative log-likelihood of the held-out tokens, over all and by level. All workers must call it together."""
         sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
-        for (level, _), values in zip(self.samples, trainer.log_probs([sample for _, sample in self.samples]), strict=True):
+        for (level, _), values in zip(self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True):
             for name in {"", level}:
                 sums[name] = (sums[name][0] - float(values.sum(dtype="float64")), sums[name][1] + len(values))
         flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])

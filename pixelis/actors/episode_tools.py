@@ -1,7 +1,6 @@
-"""The tools of an episode on a toolbox pool, as `dialogue.agent` calls them: pure operations, or an environment with a state.
+"""The tools of an episode on a toolbox pool, as `dialogue.agent` calls them.
 
-Pure operations of all episodes of a group run on whatever worker is free, and equal calls run once. An environment belongs to one
-episode and lives in one process.
+Pure operations run on whatever worker is free, and equal calls once. An environment belongs to one episode and one process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Evolution actor: collects update tasks from traffic, hands batches to the learner, and judges and promotes its versions.
+"""The Evolution actor: takes update tasks from traffic, gives the learner batches, judges and promotes its versions.
 
-The learner calls the same methods as on the Coordinator (``begin``, ``next_batch``, ``step_done``, ``stop``). The actor handles
-records and object references, never tensors.
+The path of a task: ``submit`` -> ``update_intake`` -> ``update_queue`` -> ``next_batch`` -> the learner ->
+``step_done`` -> ``promotion``. The learner calls the same methods as on the Coordinator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -23,22 +23,18 @@ from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import actor_handle
 from pixelis.actors.evolution_monitor import EvolutionMonitor, log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.group_views import GroupViews, UpdatePictures
 from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Promotion
-from pixelis.actors.rehearsal import Rehearsal
-from pixelis.actors.review import AsyncReviewQueue
 from pixelis.actors.rollouts import RolloutBatch, StepResult
-from pixelis.actors.update_intake import UpdateIntake
-from pixelis.actors.update_pictures import UpdatePictures
-from pixelis.actors.update_queue import TASK_COUNTS, QueuedTask, UpdateQueue
-from pixelis.actors.update_scoring import UpdateScoring
+from pixelis.actors.update_intake import UpdateIntake, UpdateScoring, representative
+from pixelis.actors.update_queue import TASK_COUNTS, QueuedTask, Rehearsal, UpdateQueue
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.gate import RateLimit
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.privacy import redact
-from pixelis.evolution.review_queue import State
+from pixelis.evolution.review_queue import Review, ReviewQueue, State, without_tokens
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 from pixelis.telemetry import logs, tracing
@@ -51,11 +47,11 @@ SAVE_S, EXPIRE_S = 10.0, 3600.0
 class Evolution:
     """Queues at most ``evolution.queue`` tasks and gives the learner ``evolution.batch`` of them per step.
 
-    ``generators`` serve; ``canary`` is a Generator that does not serve, required with ``evolution.canary.enabled``; ``store`` is
-    the PolicyStore. Each is a handle or the actor's name in this namespace; with names, a restart does not depend on the process
-    that placed them. ``memory`` are names of shards, ``scoring`` those for ``UpdateScoring``. A restarted actor keeps reviews,
-    approved tasks, audit log, alerts, the promoted version, the canary's traffic questions and the shares of users, which are on
-    disk; it loses other tasks and counts.
+    ``generators`` serve; ``canary`` is a Generator that does not serve, required with ``evolution.canary.enabled``.
+    Actors are handles or names; with names, a restart does not depend on the process that placed them. ``memory``:
+    names of the shards; ``scoring``: those for ``UpdateScoring``. A restarted actor keeps what is on disk (reviews,
+    approved tasks, audit log, alerts, the promoted version, traffic questions, the shares of users) and loses other
+    tasks and counts.
     """
 
     def __init__(
@@ -73,7 +69,8 @@ class Evolution:
         self.config, self.settings = config, e
         self.monitor = EvolutionMonitor(config, self._health)
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
-        self.review_queue = AsyncReviewQueue(config)
+        self.review_queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
+        self.deciding = asyncio.Lock()
         if e.canary.enabled and canary is None:
             raise BadConfig("the canary has no generator", fix="place one, or set evolution.canary.enabled=false")
         pictures = UpdatePictures()
@@ -115,8 +112,8 @@ class Evolution:
         self.queue.restore_shares()
         await self.promotion.open()
         await self._drop_withdrawn()
-        for approved in await self.review_queue.approved():
-            await self.intake.approve(*approved)
+        for id in await asyncio.to_thread(self.review_queue.approved):
+            await self.intake.approve(id)
         await self.monitor.note("start", "evolution", "start", "success", {"version": self.promotion.served})
         e = self.settings
         due_s = min(e.review.approve_after_s or e.alerts.every_s, e.alerts.every_s)
@@ -145,14 +142,12 @@ class Evolution:
         originals: dict[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """Queue a task for the learner or for review; ``views`` stay where they are until it is admitted.
+        """Queue a task for the learner or for review; False when the task is dropped, which ``stats`` counts by cause.
 
-        ``originals`` are the question's pictures by media id, with which the task may become a question of the canary;
-        ``unclear`` is the number of the user's verdicts below the gate since its last task.
-
-        A review needs ``verdict`` and ``question``, which holds no pictures. False when the task is dropped: paused, draining or
-        stopped, votes collapsed or rarely clear, its policy version withdrawn, nothing to learn from, or views lost. Pictures
-        that no other task shows are copied into objects of this process: an object dies with its owner, here a gateway's replica.
+        ``originals``: the question's pictures by media id, with which the task may become a question of the canary;
+        ``unclear``: the user's verdicts below the gate since its last task. A review needs ``verdict`` and ``question``,
+        which holds no pictures. The pictures of ``views`` are copied into objects of this process, because an object
+        dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
             await self._open()
@@ -172,7 +167,7 @@ class Evolution:
         return await self.intake.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
-        """Health metrics that only a gateway knows, such as p99_latency and faiss_failure_rate; ``source`` names the gateway."""
+        """Set the health metrics of the gateway ``source``, such as p99_latency."""
         self.monitor.report(metrics, source)
 
     # -- from the learner -------------------------------------------------------------------------------------------
@@ -204,7 +199,10 @@ class Evolution:
         Waits for ``evolution.batch`` tasks and for the rate limit. While draining, the last batch may be smaller if every rank
         gets a group. Raises InfraFailure ``restarted`` for another ``incarnation``.
         """
-        await self._check(incarnation)
+        await self._open()
+        if not self.learning or (incarnation is not None and incarnation != self.incarnation):
+            # The weights of a learner of an earlier incarnation are unknown.
+            raise InfraFailure("the Evolution actor was restarted", code="restarted", fix="call begin again")
         async with self.changed:
             while not (self.intake.stopped or (step == self.step and self._ready(world))):
                 with contextlib.suppress(TimeoutError):  # until a change, or until the rate limit allows an update
@@ -215,12 +213,6 @@ class Evolution:
             self.ranks_served.add(rank)
             batch = self.current
         return batch.share(rank, world)
-
-    async def _check(self, incarnation: int | None) -> None:
-        """Raises InfraFailure for a learner of an earlier incarnation, whose weights are unknown."""
-        await self._open()
-        if not self.learning or (incarnation is not None and incarnation != self.incarnation):
-            raise InfraFailure("the Evolution actor was restarted", code="restarted", fix="call begin again")
 
     def _ready(self, world: int) -> bool:
         """Form the batch of this step if possible; True when there is one, or when there will be none."""
@@ -268,7 +260,7 @@ class Evolution:
         traces = [task.trace for task in tasks]
         tracing.record("update", traces, self.formed_at, step=step, skipped=skipped)
         self.traces += [] if skipped else traces
-        await self.review_queue.done(tasks)
+        await asyncio.to_thread(self.review_queue.done, [task.id for task in tasks])
         if not skipped:
             self.queue.shares.learnt(sources)
             await self.queue.save_shares()
@@ -285,7 +277,9 @@ class Evolution:
                 self.changed.notify_all()
             elif promoted and self.promotion.served == version:  # the new learner started from the version before
                 self.promotion.restore = version
-        return StepResult(state=self._state())
+        # The version that the weights descend from (None: a refused one), and the KL controller.
+        base = self.promotion.base if self.promotion.restore is None else None
+        return StepResult(state={"base": base, "beta": self.beta.state()})
 
     async def candidate(self, version: int) -> bool:
         """Judge a published candidate and promote or refuse it; True when it serves now. Does nothing once stopped."""
@@ -298,11 +292,6 @@ class Evolution:
         tracing.record("promotion", list(self.traces), offered_at, version=version, promoted=promoted)
         self.traces.clear()
         return promoted
-
-    def _state(self) -> dict[str, Any]:
-        """State for a checkpoint: the version its weights descend from (None: a refused one) and the KL controller."""
-        promotion = self.promotion
-        return {"base": promotion.base if promotion.restore is None else None, "beta": self.beta.state()}
 
     # -- from the job -----------------------------------------------------------------------------------------------
 
@@ -345,7 +334,7 @@ class Evolution:
         await self.monitor.note("pause", by, "pause" if paused else "resume", "success", {})
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
-        """Serve ``version`` unless the canary refuses it; with ``force`` without asking the canary, until the next check."""
+        """Serve ``version`` unless the canary refuses it; ``force`` skips the canary until its next check."""
         await self._open()
         result = await self.promotion.promote(version, by, force)
         if result["promoted"]:
@@ -377,36 +366,40 @@ class Evolution:
         async with self.changed:
             removed = self.queue.remove(lambda item: item.task.trajectories[0].policy_version in withdrawn)
             self.counts["withdrawn"] += len(removed)
-        await self.review_queue.done(removed)
+        await asyncio.to_thread(self.review_queue.done, [task.id for task in removed])
         if self.memory is not None:
             self.memory.withdraw(sorted(withdrawn))
 
     async def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[dict[str, Any]]:
         """Updates in this state of review, without tokens and pictures."""
-        return await self.review_queue.show(state, limit)
+        return [_shown(review) for review in await asyncio.to_thread(self.review_queue.reviews, state, limit)]
 
     async def review(self, id: str) -> dict[str, Any] | None:
         """An update with ``pictures``, PNG bytes by image id of its trajectory; None for an unknown id."""
-        return await self.review_queue.show_one(id)
+        review = await asyncio.to_thread(self.review_queue.get, id)
+        if review is None:
+            return None
+        return {**_shown(review), "pictures": await asyncio.to_thread(self.review_queue.pictures, id)}
 
     async def decide(
         self, id: str, approve: bool, by: str, comment: str = "", answer: str | None = None, reviewer: str = ""
     ) -> dict[str, Any]:
-        """Approve an update, with ``answer`` as its corrected label, or reject it; once. Repeating a decision changes nothing.
+        """Approve an update, with ``answer`` as its corrected label, or reject it. Repeating a decision changes nothing.
 
-        ``by`` is who sent the order, ``reviewer`` the name that they gave.
-        ``queued`` is False when nothing will be learnt: rejected, approved before, or its policy version withdrawn. Raises
-        BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending`` for an approval while draining.
+        ``by`` sent the order; ``reviewer`` is the name that they gave. ``queued`` is False when nothing will be learnt.
+        Raises BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending`` while draining.
         """
         await self._open()
         if approve and (self.intake.draining or self.intake.stopped):  # the decision would be stored but never learnt from
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
-        decided, approved = await self.review_queue.decide(id, approve, reviewer or by, comment, answer)
-        queued = approved is not None and await self.intake.approve(*approved)
-        if approved is not None and answer and self.memory is not None:
-            self.memory.correct(approved[0].experience_id, redact(answer))
-        state = "approved" if approve else "rejected"
-        if decided:
+        state: Literal["approved", "rejected"] = "approved" if approve else "rejected"
+        async with self.deciding:
+            review = await asyncio.to_thread(self.review_queue.get, id)
+            task = await asyncio.to_thread(self.review_queue.decide, id, state, reviewer or by, comment, answer)
+        queued = task is not None and await self.intake.approve(id)
+        if task is not None and answer and self.memory is not None:
+            self.memory.correct(task.experience_id, redact(answer))
+        if review is not None and review.state == "waiting":  # not a repetition
             self.counts[state] += 1
             details = {"task": id, "corrected": answer is not None, "queued": queued, "reviewer": reviewer}
             await self.monitor.note("review", by, state, "success", details)
@@ -449,7 +442,7 @@ class Evolution:
             "mean_kl": self.beta.mean_kl,
             "collapse": self.intake.collapse.stats(),
             "shares": self.queue.shares.stats(time.monotonic()),
-            "review": await self.review_queue.stats(),
+            "review": await asyncio.to_thread(self.review_queue.stats),
             "generators": promotion.router.stats(),
             "health": self._health(),
             "counts": counts,
@@ -465,7 +458,7 @@ class Evolution:
 
     async def recent_audit(self, n: int = 50) -> list[dict[str, Any]]:
         """The last ``n`` audit events, newest first."""
-        return self.monitor.recent_audit(n)
+        return [asdict(event) for event in self.monitor.log.recent(n)]
 
     async def alerts(self, n: int = 50) -> list[dict[str, Any]]:
         """The last ``n`` alerts, newest first."""
@@ -495,6 +488,17 @@ class Evolution:
         """Approve updates that have waited ``review.approve_after_s`` seconds."""
         after = self.settings.review.approve_after_s
         if after is not None and not (self.intake.paused or self.intake.draining):
-            for id in await self.review_queue.due(time.time(), after):
+            for id in await asyncio.to_thread(self.review_queue.due, time.time(), after):
                 with log_failures("approving a due review failed"):
                     await self.decide(id, True, "timeout")
+
+
+def _shown(review: Review) -> dict[str, Any]:
+    """Question, vote, label and one trajectory without its tokens, as JSON takes them."""
+    return {
+        **review.model_dump(mode="json", exclude={"task"}),
+        "experience_id": review.task.experience_id,
+        "pseudo_label": review.task.pseudo_label,
+        "confidence": review.task.confidence,
+        "trajectory": without_tokens(representative(review.task)).model_dump(mode="json"),
+    }

@@ -1,4 +1,4 @@
-"""Monitors online evolution: audit log, health metrics against thresholds, alerts."""
+"""Watches online evolution: writes the audit log, compares health metrics with thresholds, and alerts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from pixelis.config import Config, ThresholdConfig
-from pixelis.errors import PixelisError
 from pixelis.evolution.alerts import Alerter
 from pixelis.evolution.audit import FOLDER, AuditLog
 from pixelis.evolution.shares import LargestShares, Source
@@ -59,10 +58,7 @@ async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: 
 
 
 class EvolutionMonitor:
-    """Writes the audit log and alerts in ``run.dir``; ``health`` returns the owner's metrics.
-
-    Raises BadInput as ``AuditLog``.
-    """
+    """Writes the audit log and alerts in ``run.dir``; ``health`` returns the owner's metrics."""
 
     def __init__(self, config: Config, health: Callable[[], dict[str, float]]):
         e = config.evolution
@@ -89,10 +85,6 @@ class EvolutionMonitor:
         }
         await self.note("update", "learner", "step", "skipped" if skipped else "success", details)
 
-    def recent_audit(self, n: int) -> list[dict[str, Any]]:
-        """The last ``n`` audit events, newest first."""
-        return [asdict(event) for event in self.log.recent(n)]
-
     def report(self, metrics: Mapping[str, float], source: str) -> None:
         """Set the metrics of ``source``, replacing its earlier ones."""
         self.reported[source] = (time.monotonic(), dict(metrics))
@@ -114,11 +106,10 @@ class EvolutionMonitor:
 
     async def run(self) -> None:
         """Check the metrics every ``alerts.every_s`` seconds until cancelled."""
-        while True:
-            await asyncio.sleep(self.every_s)
-            try:
-                metrics = self.metrics()
-                publish({f"evolution/{name}": value for name, value in metrics.items()})
-                await self.alert(metrics)
-            except (PixelisError, OSError):
-                log.exception("checking the health metrics failed")
+
+        async def check() -> None:
+            metrics = self.metrics()
+            publish({f"evolution/{name}": value for name, value in metrics.items()})
+            await self.alert(metrics)
+
+        await repeat(self.every_s, check, "checking the health metrics failed")

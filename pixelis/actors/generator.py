@@ -30,7 +30,6 @@ from pixelis.telemetry import logs, tracing
 from pixelis.telemetry.metrics import count, publish
 
 if TYPE_CHECKING:
-    from pixelis.policy.adapters import Adapter
     from pixelis.policy.weight_stream import StreamPlace
 
 TurnEvent = tuple[int, Turn, list[np.ndarray]]
@@ -64,13 +63,6 @@ class Generator:
         self.started, self.loading, self.running = False, asyncio.Lock(), 0
         freeze_gc()
 
-    async def _ensure_started(self) -> None:
-        """Load the promoted version in a new or restarted process, so that it never serves the bare model by accident."""
-        if not self.started:
-            async with self.loading:
-                if not self.started:
-                    await self._load(await self.store.promoted.remote())
-
     async def _load(self, version: int) -> None:
         (ref,) = await self.store.get.remote(version)
         await self.engine.load(version, await ref)
@@ -82,7 +74,11 @@ class Generator:
         place: in the broadcast of the version, which is received while the old one serves.
         """
         await self._exit_if_engine_died()
-        weights = await asyncio.to_thread(self._receive, place) if place is not None else None
+        weights = None
+        if place is not None:
+            from pixelis.policy.weight_stream import receive
+
+            weights = await asyncio.to_thread(receive, place)
         async with self.loading:
             # A new engine reports its bare model as version 0, which may also be the version of an adapter.
             if not self.started or self.engine.version != version:
@@ -92,12 +88,6 @@ class Generator:
                     await self.engine.load(version, weights)
                     self.started = True
             return self.engine.version
-
-    @staticmethod
-    def _receive(place: StreamPlace) -> Adapter:
-        from pixelis.policy.weight_stream import receive
-
-        return receive(place)
 
     async def sleep(self) -> None:
         """Free the engine's GPU, once no episode is running; `load` and `rollout` wait for `wake`."""
@@ -137,9 +127,9 @@ class Generator:
 
     @ray.method(num_returns=2)
     async def rollout(self, request: RolloutRequest) -> tuple[Group | AddedViews | FirstViews, ...]:
-        """The group of a request, the views that its episodes add, and the first views of each medium, as objects of their own.
+        """The group of a request, the views that its episodes add, and the first views of each medium.
 
-        The caller owns them, and asks for as many results; without `request.views` there are two.
+        Each is an object of its own, which the caller owns. Without `request.views` there are two.
         """
         group, added, first = await self._episodes(request)
         return group, added, *first
@@ -186,8 +176,22 @@ class Generator:
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
         read: Callable[[str], None] | None = None,
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
+        """The results of `rollout`. watch: called with each new turn; read: with new text of the first sample."""
+        if not self.started:  # a new or restarted process must not serve the bare model
+            async with self.loading:
+                if not self.started:
+                    await self._load(await self.store.promoted.remote())
+        await self._exit_if_engine_died()
         with tracing.span("group", request.trace, samples=request.samples, group=request.group_id):
-            return await self._group(request, watch, read)
+            group, added, first = await self._group(request, watch, read)
+        await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
+        tags = {"generator": str(self.index)}
+        publish({"engine/version": group.policy_version}, tags)
+        count("engine/groups", tags=tags)
+        count("engine/episodes", len(group.trajectories), tags)
+        policy_turns = [turn for t in group.trajectories for turn in t.turns if turn.is_policy]
+        count("engine/tokens", sum(len(turn.tokens) for turn in policy_turns), tags)
+        return group, added, first
 
     async def _group(
         self,
@@ -195,8 +199,6 @@ class Generator:
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None,
         read: Callable[[str], None] | None,
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
-        await self._ensure_started()
-        await self._exit_if_engine_died()
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
         limits = Limits(request.max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
@@ -240,15 +242,10 @@ class Generator:
                 session.close()
             for environment in environments:
                 environment.close()
-        await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
         trajectories = [e.trajectory for e in episodes]
         for trajectory, name in zip(trajectories, augmentations, strict=True):
             trajectory.augmentation = name
         group = Group(id=request.group_id, question=question, trajectories=trajectories, policy_version=version)
-        publish({"engine/version": version}, tags)
-        count("engine/groups", tags=tags)
-        count("engine/episodes", len(trajectories), tags)
-        count("engine/tokens", sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy), tags)
         if not request.views:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}

@@ -25,8 +25,8 @@ class GeneratorHung(InfraFailure):
 class Member:
     """A generator: its actor or the actor's name, episodes in flight, and the version that it last reported.
 
-    recovery: task that ends its quarantine; watch: task that ends when the process hangs, while episodes are in flight; answered:
-    actor that has answered, since one that has not may be loading its model.
+    recovery: task that ends its quarantine; watch: task that ends when the process hangs, while episodes are in flight;
+    answered: actor that has answered. One that has not may be loading its model.
     """
 
     actor: ActorHandle | str
@@ -41,7 +41,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        return self.actor if isinstance(self.actor, str) else str(getattr(self.actor, "_ray_actor_id", self.actor))
+        return str(self.actor)  # of a handle: its class and id
 
     @property
     def quarantined(self) -> bool:
@@ -49,7 +49,7 @@ class Member:
 
     async def answer(self, call: Awaitable[Any], deadline: float) -> Any:
         """The answer to a call. Raises TimeoutError at the monotonic time `deadline`, GeneratorHung when the watch ends."""
-        answer, watch = asyncio.ensure_future(value_of(call)), self.watch
+        answer, watch = asyncio.ensure_future(call), self.watch
         tasks = {answer} if watch is None else {answer, watch}
         try:
             await asyncio.wait(tasks, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
@@ -76,8 +76,3 @@ def root_cause(error: BaseException) -> BaseException:
     while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
         error = error.cause
     return error
-
-
-async def value_of(ref: Awaitable[Any]) -> Any:
-    """The value of a reference."""
-    return await ref

@@ -15,17 +15,17 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, root_cause, value_of
+from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, root_cause
 from pixelis.actors.group_views import GroupViews, SharedViews
-from pixelis.actors.rollout_updates import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.records import Group, Question
+from pixelis.records import Group, Question, Turn
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ POLL_S = 0.05
 class RolloutRequest:
     """`samples` episodes of a question.
 
-    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references to the
-    question's images by id, uint8 [H, W, 3], if they are decoded already; augmentations: names of `dialogue.augmentation`, under
-    which the samples see the pictures in turn, the first one without; views: whether the caller wants the views; known:
-    references to first views that the caller has already, by medium, which the router sets; text: whether a stream has the text
-    of the first sample too; trace: W3C `traceparent` of the caller.
+    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`;
+    pictures: references to the question's images by id, uint8 [H, W, 3], if they are decoded already;
+    augmentations: names of `dialogue.augmentation`, under which the samples see the pictures in turn, the first one without;
+    views: whether the caller wants the views; known: references to first views that the caller has, by medium (the router
+    sets it); text: whether a stream has the text of the first sample too; trace: W3C `traceparent` of the caller.
     """
 
     question: Question
@@ -67,12 +67,31 @@ class RolloutResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnUpdate:
+    """A turn of a sample and the uint8 views that it adds. A higher `attempt` restarts all samples on another generator."""
+
+    attempt: int
+    sample: int
+    turn: Turn
+    views: list[np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class TextUpdate:
+    """A piece of the text of a sample's next turn."""
+
+    attempt: int
+    sample: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RouterTimeouts:
     """Limits in seconds.
 
-    rollout_s: for a group including retries; load_s: for loading a version; retry_pause_s: between retries; suspect_s: during
-    which a follower avoids a generator that failed; health_s: for an answer about health, and HUNG_CHECKS times as long until a
-    process that works hangs.
+    rollout_s: for a group including retries; load_s: for loading a version; retry_pause_s: between retries;
+    suspect_s: during which a follower avoids a generator that failed; health_s: for the answer to a health check. A process
+    that answers none for HUNG_CHECKS times as long hangs.
     """
 
     rollout_s: float = 600.0
@@ -84,14 +103,12 @@ class RouterTimeouts:
     @classmethod
     def of(cls, config: Config) -> RouterTimeouts:
         """Timeouts of a training job."""
-        e = config.engine
-        return cls(config.rollout_timeout_s, config.load_timeout_s, e.retry_pause_s, e.suspect_s, e.health_timeout_s)
+        return cls(config.rollout_timeout_s, config.load_timeout_s)
 
     @classmethod
     def serving(cls, config: Config) -> RouterTimeouts:
         """Timeouts of a service: a rollback waits for a hanging generator no longer than a request may take."""
-        e, request_s = config.engine, config.serve.timeout_s
-        return cls(request_s, e.load_timeout_s or request_s + 60.0, e.retry_pause_s, e.suspect_s, e.health_timeout_s)
+        return cls(config.serve.timeout_s, config.serve.timeout_s + 60.0)
 
 
 class GeneratorRouter:
@@ -161,10 +178,10 @@ class GeneratorRouter:
     async def episodes(
         self, request: RolloutRequest, *, stream: bool = False, reservation: Reservation | None = None
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
-        """Yield the group of a request; with `stream` its turns, and the text that it asks for, as they are generated.
+        """Yield the group of a request; with `stream` also its turns and text as they are generated.
 
-        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the generator or cancelling its
-        consumer ends the episodes. Raises InfraFailure if no generator answered. Errors of the question are passed on.
+        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the iterator ends the
+        episodes. Raises InfraFailure if no generator answered, and the errors of the question.
         """
         deadline = time.monotonic() + self.timeouts.rollout_s
         tried: set[Member] = set()
@@ -174,8 +191,11 @@ class GeneratorRouter:
             try:
                 async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
-                        if isinstance(item, RolloutResult) and not self._accepts(item, expected, reservation):
-                            raise _WrongVersion  # the generator restarted, or another router loaded another version
+                        if isinstance(item, RolloutResult) and not self.follows:
+                            # Another version than expected is accepted if it is current by now, but not in a reservation.
+                            version, current = item.group.policy_version, None if reservation else self.version
+                            if version not in (expected, current):
+                                raise _WrongVersion  # the generator restarted, or another router loaded another version
                         yield item
                 return
             except (InfraFailure, TimeoutError, _WrongVersion) as error:
@@ -186,11 +206,6 @@ class GeneratorRouter:
                 if self.follows and len(self.members) == 1:
                     await asyncio.sleep(self.timeouts.retry_pause_s)  # the only generator may be restarting
                 tried.add(member)
-
-    def _accepts(self, result: RolloutResult, expected: int | None, reservation: Reservation | None) -> bool:
-        """Whether a group may have its version: another than expected if that is current by now, but not in a reservation."""
-        version = result.group.policy_version
-        return self.follows or version == expected or (reservation is None and version == self.version)
 
     async def _pick(self, deadline: float, tried: set[Member], reservation: Reservation | None) -> tuple[Member, int | None]:
         """The least loaded generator of the expected version, and that version. Waits for one until `deadline`."""
@@ -214,7 +229,7 @@ class GeneratorRouter:
     async def _attempt(
         self, member: Member, request: RolloutRequest, attempt: int, stream: bool, deadline: float
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
-        """The items of one attempt. If it ends early, the rollout is cancelled, which frees the engine's rows at once."""
+        """The items of one attempt. Cancels the rollout if it ends early, which frees the engine's rows at once."""
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
         if member.watch is None or member.watch.done():
@@ -272,7 +287,7 @@ class GeneratorRouter:
             await asyncio.sleep(self.timeouts.health_s)
             with suppress(RayError, InfraFailure):  # of a process that has died, which ends its calls
                 actor = await self._handle(member)
-                check = asyncio.ensure_future(value_of(actor.health.remote()))
+                check = asyncio.ensure_future(actor.health.remote())
                 try:
                     for _ in range(HUNG_CHECKS):  # one check, but not one wait: if this event loop was late, the answer is there
                         if not check.done():
@@ -311,9 +326,9 @@ class GeneratorRouter:
     async def load(self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None) -> None:
         """Make `version` current on all generators; returns when each has loaded it or is quarantined because it is late.
 
-        arrange: gives those of some generators, by name, that receive the version in a broadcast their place in it.
-        Reserved generators load it after their release; if all are reserved, the call waits for the first release. A load that a
-        newer one overtakes while waiting is skipped. Raises BadInput for weights that the engine rejects.
+        arrange: returns the places in a broadcast of the version, by name of the generators that receive it. Reserved
+        generators load it after their release; if all are reserved, the call waits for the first release, and is skipped if
+        a newer load overtakes it. Raises BadInput for weights that the engine rejects.
         """
         self.load_count += 1
         number = self.load_count
@@ -347,7 +362,8 @@ class GeneratorRouter:
     async def _call(self, member: Member, method: str) -> None:
         try:
             actor = await self._handle(member)
-            await asyncio.wait_for(value_of(getattr(actor, method).remote()), self.timeouts.load_s)
+            async with asyncio.timeout(self.timeouts.load_s):
+                await getattr(actor, method).remote()
         except (RayError, TimeoutError, InfraFailure) as error:
             self._quarantine(member, f"{method} {type(root_cause(error)).__name__}")
 
@@ -396,7 +412,7 @@ class GeneratorRouter:
                 actor = await self._handle(member)
                 # Of another version than the one that is broadcast, if a newer load or a reservation came meanwhile.
                 arguments = (version,) if place is None or version != broadcast else (version, place)
-                member.version = await value_of(actor.load.remote(*arguments))
+                member.version = await actor.load.remote(*arguments)
                 member.answered = actor
         except BadInput:
             raise
@@ -422,7 +438,7 @@ class GeneratorRouter:
     # -- following: observing versions ---------------------------------------------------------------------------------
 
     def _pick_follower(self, tried: set[Member]) -> Member:
-        """The generator with the fewest samples in flight. Tried, recently failed and outdated generators come last."""
+        """The generator with the fewest samples in flight; tried, recently failed and outdated ones come last."""
         now = time.monotonic()
         outdated = [m for m in self.members if m.version is not None and m.version != self.version]
         if outdated and self.polling is None:
@@ -457,7 +473,7 @@ class GeneratorRouter:
             try:
                 async with asyncio.timeout(timeout):
                     actor, since = await self._handle(member), time.monotonic()
-                    health = dict(await value_of(actor.health.remote()))
+                    health = dict(await actor.health.remote())
             except (TimeoutError, RayError, InfraFailure):
                 self.handles.pop(member.name, None)
                 return None
@@ -472,7 +488,7 @@ class GeneratorRouter:
         for member in sorted(self.members, key=lambda m: m.running):
             try:
                 async with asyncio.timeout(self.timeouts.health_s):
-                    return list(await value_of((await self._handle(member)).pieces.remote(turns)))
+                    return list(await (await self._handle(member)).pieces.remote(turns))
             except (TimeoutError, RayError, InfraFailure):
                 self.handles.pop(member.name, None)
         raise InfraFailure("no generator could answer", code="no_generator")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
+from pixelis.actors.evolution_monitor import repeat
+from pixelis.actors.generator_router import RouterTimeouts
 from pixelis.actors.reservations import release
 from pixelis.config import Config
 from pixelis.telemetry import events
@@ -20,9 +21,9 @@ from pixelis.telemetry.events import EventLog
 
 POLL_S = 1.0
 """Seconds between two measurements of the load, and between two questions of a gateway for the generators."""
+HEALTH_S = RouterTimeouts().health_s
 BUSY, IDLE = 0.8, 0.5
 """Load of each generator above which one more starts, and below which the remaining ones would still be after one has left."""
-log = logging.getLogger(__name__)
 
 
 class Scaling:
@@ -53,9 +54,8 @@ class Scaling:
 class GeneratorScaler:
     """Keeps the list of a service's generators, which gateways and Evolution follow.
 
-    names: generators that always run; prefix: of the names of further ones; store: name of the policy store; evolution: name of
-    the Evolution actor, if there is one; start: starts a generator, as `placement.start_generator` does. The further generators
-    belong to this actor: they end with it, and a restarted one starts those that the load needs.
+    names: generators that always run; prefix: of the names of further ones, which end with this actor; store, evolution:
+    names of the PolicyStore and of Evolution, if there is one; start: as `placement.start_generator`.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class GeneratorScaler:
     async def generators(self) -> list[str]:
         """Names of the generators that take requests. The first call starts the scaling."""
         if self.loop is None:
-            self.loop = asyncio.get_running_loop().create_task(self._run())
+            scaling = repeat(POLL_S, self._scale, "the number of generators could not be adapted")
+            self.loop = asyncio.get_running_loop().create_task(scaling)
         return self.names
 
     async def stop(self) -> None:
@@ -92,14 +93,6 @@ class GeneratorScaler:
             task.cancel()
         for name in list(self.groups):
             self._end(name)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self._scale()
-            except Exception:
-                log.exception("the number of generators could not be adapted")
 
     async def _scale(self) -> None:
         full = self.config.engine.max_num_seqs  # of one that does not answer: it is as busy as can be
@@ -127,18 +120,15 @@ class GeneratorScaler:
     async def _sessions(self, name: str) -> int | None:
         """Open episodes of a generator, 0 of one that has died; None if it does not answer in time."""
         try:
-            async with asyncio.timeout(self.config.engine.health_timeout_s):
-                return int((await self._handle(name).health.remote()).get("sessions", 0))
+            async with asyncio.timeout(HEALTH_S):
+                if name not in self.handles:
+                    self.handles[name] = ray.get_actor(name)
+                return int((await self.handles[name].health.remote()).get("sessions", 0))
         except (ActorDiedError, ValueError):
             self.handles.pop(name, None)
             return 0
         except (TimeoutError, RayError):
             return None
-
-    def _handle(self, name: str) -> ActorHandle:
-        if name not in self.handles:
-            self.handles[name] = ray.get_actor(name)
-        return self.handles[name]
 
     async def _start(self, index: int) -> None:
         """Start a generator, which waits for room and lets an autoscaling cluster add a node, and give it work."""

@@ -1,8 +1,10 @@
-"""Views of groups in the object store: those that a question starts with once for all groups that show its pictures."""
+"""Views and pictures in the object store, each content once: those of rollout groups, and those of update tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,8 @@ from pixelis.records import Group, ImageView, Media
 
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> uint8 views of its images, in the order of `Trajectory.images`."""
+Refs = dict[str, list[ray.ObjectRef]]
+"""Trajectory id -> references to its views (uint8 [h, w, 3])."""
 
 
 class MediumViews:
@@ -34,8 +38,8 @@ class MediumViews:
 class GroupViews:
     """References to the views of a group.
 
-    added: reference to {trajectory id: the views after `first`, or None if the trajectory shows no image}; first: what its
-    question starts with, by medium.
+    added: reference to {trajectory id: the views after `first`, or None if the trajectory shows no image};
+    first: what the question starts with, by medium.
     """
 
     added: ray.ObjectRef
@@ -48,7 +52,7 @@ class GroupViews:
 
     async def get(self) -> Views:
         """The views. Raises RayError if they are lost."""
-        added, *first = await asyncio.gather(*map(_value, self.refs))
+        added, *first = await asyncio.gather(*self.refs)
         return _assemble(added, first)
 
 
@@ -68,12 +72,8 @@ def _as_list(views: Any) -> list[np.ndarray]:
     return [] if views is None else [views] if isinstance(views, np.ndarray) else list(views)
 
 
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref
-
-
 class SharedViews:
-    """The first views that groups of this process still refer to, by URI of the medium. Keeps none for its own sake."""
+    """Finds the first views that groups of this process still refer to, by URI of the medium."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[str, MediumViews] = WeakValueDictionary()
@@ -92,7 +92,7 @@ class SharedViews:
     ) -> GroupViews:
         """The views of a group whose request named the `known` ones; `added` and `first` are the generator's results.
 
-        A picture of the caller that is its own view is not stored by the generator.
+        The generator does not store a picture of the caller that is its own view.
         """
         images = next((t.images for t in group.trajectories if t.images), [])
         views = []
@@ -124,19 +124,72 @@ async def first_views(
     known: references to views that the caller expects to be the same; they are compared.
     """
 
-    async def of(medium: str) -> list[np.ndarray] | None:
-        own = [view for image, view in zip(images, views, strict=True) if medium in (image.id, image.parent)]
-        if medium in known:
-            return None if await _holds(known[medium], own) else own
-        return None if medium in pictures and is_whole(medium, images) else own
+    async def is_same(ref: ray.ObjectRef, own: list[np.ndarray]) -> bool:
+        try:
+            stored = _as_list(await ref)
+        except RayError:  # lost
+            return False
+        return len(stored) == len(own) and await asyncio.to_thread(lambda: all(map(np.array_equal, stored, own)))
 
-    return [await of(item.id) for item in media]
+    result = list[list[np.ndarray] | None]()
+    for item in media:
+        own = [view for image, view in zip(images, views, strict=True) if item.id in (image.id, image.parent)]
+        caller_has = await is_same(known[item.id], own) if item.id in known else item.id in pictures and is_whole(item.id, images)
+        result.append(None if caller_has else own)
+    return result
 
 
-async def _holds(ref: ray.ObjectRef, views: list[np.ndarray]) -> bool:
-    """Whether an object still exists and holds these views."""
-    try:
-        stored = _as_list(await ref)
-    except RayError:
-        return False
-    return len(stored) == len(views) and await asyncio.to_thread(lambda: all(map(np.array_equal, stored, views)))
+# -- pictures of update tasks and of the canary ------------------------------------------------------------------
+
+
+class Picture:
+    """A picture in the object store. It is freed with the last reference to this object."""
+
+    __slots__ = ("__weakref__", "ref")
+
+    def __init__(self, ref: ray.ObjectRef):
+        self.ref = ref
+
+
+PictureViews = dict[str, list[Picture]]
+"""Trajectory id -> its stored views."""
+
+
+class UpdatePictures:
+    """Stores pictures by the hash of their content. Its process owns them: they outlive the process that sent them.
+
+    A picture lives as long as a task, a batch or the canary holds its ``Picture``.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
+        """Store the pictures whose content is new; ``views`` by trajectory id. Blocks while it hashes and copies."""
+        # The trajectories of a task share the arrays of the question's pictures: hash each once.
+        distinct = {id(view): view for arrays in views.values() for view in arrays}
+        stored = {key: self.add(view) for key, view in distinct.items()}
+        return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
+
+    def add(self, picture: np.ndarray) -> Picture:
+        """Store a picture if its content is new; blocks as ``hold``."""
+        digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
+        digest.update(np.ascontiguousarray(picture).data)
+        with self._lock:
+            stored = self._known.get(digest.hexdigest())
+            if stored is None:
+                stored = self._known[digest.hexdigest()] = Picture(ray.put(picture))
+            return stored
+
+
+def references(views: PictureViews) -> Refs:
+    """What another process needs to fetch the views."""
+    return {id: [picture.ref for picture in pictures] for id, pictures in views.items()}
+
+
+def fetch(views: Sequence[Refs]) -> list[Views]:
+    """The pixels of several tasks; each picture is fetched once. Raises RayError for pictures that are lost."""
+    refs = list(dict.fromkeys(ref for task in views for part in task.values() for ref in part))
+    pixels = dict(zip(refs, ray.get(refs), strict=True))
+    return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]

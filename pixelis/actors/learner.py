@@ -41,11 +41,9 @@ PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, Asse
 def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -> Path | None:
     """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
-    A failing worker writes a `learner/failure` event with its cause. Failures of machines are retried `learner.max_failures`
-    times; errors of code or data are not. The loss of a node is reported within seconds; the run resumes from its last checkpoint
-    when there is room for its learners, or for `learner.min_workers` of them. Raises the error that stopped the run.
-
-    name: prefix of the names of the job's placement groups, to report which of them a lost node had.
+    A failing worker writes a `learner/failure` event. Failures of machines are retried `learner.max_failures` times from the
+    last checkpoint, when there is room for the learners or for `learner.min_workers` of them; errors of code or data are not
+    retried. Raises the error that stopped the run. name: prefix of the names of the job's placement groups.
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
@@ -73,7 +71,9 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
                 break
             except (ray.train.v2.api.exceptions.TrainingFailedError, ActorUnavailableError) as error:
                 if (permanent := _permanent_failure(config.run.dir, attempt)) or failures > config.learner.max_failures:
-                    raise permanent or _cause(error) from error
+                    last = str(error).strip().splitlines()[-1]
+                    fix = "see the worker logs of the Ray session"
+                    raise permanent or unwrap_ray_error(error) or InfraFailure(f"training failed: {last}", fix=fix) from error
             if (found := _wait_for_room(config, name, elastic=not datasets)) is None:
                 break
             room = found
@@ -118,12 +118,6 @@ def collective_timeout_s(config: Config) -> int:
     return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
-def _cause(error: BaseException) -> PixelisError:
-    """The typed error behind a failure of Ray Train."""
-    last = str(error).strip().splitlines()[-1]
-    return unwrap_ray_error(error) or InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")
-
-
 def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
     """Wait until there is room for the learners; None if the run is to stop.
 
@@ -136,15 +130,12 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
     while not (Path(config.run.dir) / "STOP").exists():
         if (fitting := fitting_learners(config, counts, ROOM_POLL_S, name)) is not None:
             some = f"{fitting.workers} of {learner.workers}" if fitting.workers < learner.workers else "the"
-            text = f"{some} learners resume"
-            _notice(config, f"{text} from {_resume_point(config)}")
+            _notice(config, f"{some} learners resume from {_resume_point(config)}")
             return fitting
         if time.monotonic() - waiting_since > REPEAT_S:
             waiting_since = time.monotonic()
-            share = describe([learner_bundle(config)])
-            text = f"waiting for room for {fewest} x {share} ({describe_cluster()}): the run then resumes from "
-            text += _resume_point(config)
-            _notice(config, text, waiting=True)
+            missing = f"waiting for room for {fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
+            _notice(config, f"{missing}: the run then resumes from {_resume_point(config)}", waiting=True)
     return None
 
 
@@ -170,7 +161,14 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
     if _permanent_failure(run_dir, attempt):
         return
     try:
-        _log_nodes(run_dir, attempt)
+        import torch.distributed as dist
+
+        node = ray.get_runtime_context().get_node_id()
+        nodes = [node] * dist.get_world_size()
+        dist.all_gather_object(nodes, node)
+        if dist.get_rank() == 0:
+            with EventLog(run_dir) as log:
+                log.write(PLACED, attempt=attempt, nodes=nodes)
         loop(job)
     except Exception as error:
         typed = unwrap_ray_error(error) if isinstance(error, PixelisError | OSError) else None  # of this process or another actor
@@ -188,18 +186,6 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
                 traceback=traceback.format_exc(limit=-12),
             )
         raise
-
-
-def _log_nodes(run_dir: str, attempt: str) -> None:
-    """Write the event with the nodes of all workers. Collective."""
-    import torch.distributed as dist
-
-    node = ray.get_runtime_context().get_node_id()
-    nodes = [node] * dist.get_world_size()
-    dist.all_gather_object(nodes, node)
-    if dist.get_rank() == 0:
-        with EventLog(run_dir) as log:
-            log.write(PLACED, attempt=attempt, nodes=nodes)
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:

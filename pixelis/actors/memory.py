@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,9 @@ class Memory:
         return list(await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names)))))
 
     async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Results by shard of calls (method, arguments) that end before ``deadline``; dead and late shards are left out.
+        """Results by shard of calls (method, arguments) that end before ``deadline``, without dead and late shards.
 
-        Such a shard is not called again until it answers ``health``, so that a restart does not slow every search. Other errors
-        are raised.
+        Such a shard is not called again until it answers ``health``, so that a restart does not slow every search.
         """
         waiting = {asyncio.ensure_future(self._call(n, *call)): n for n, call in calls.items() if n not in self._unavailable}
         if not waiting:
@@ -171,38 +170,30 @@ class Memory:
     ) -> SearchResult:
         """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default ``memory.timeout_s``.
 
-        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a shard is dead or late.
-        ``track`` False writes nothing: the retrieval is not counted. The similarity of a neighbour is the cosine for each metric;
-        for ``manhattan`` its lower bound.
+        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a shard is dead
+        or late. ``track``: count the retrieval. Similarities are cosines; for ``manhattan`` lower bounds of them.
         """
         numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
         call = ("find", np.asarray(vector, np.float32), k, user, text)
         answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
         near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
-        neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
+        if self.config.metric != "cosine":  # of unit vectors at distance -s: exact for euclidean, a lower bound for manhattan
+            near = [(max(-1.0, 1 - s**2 / 2), row) for s, row in near]
+        neighbours = [Neighbour(experience=experience(row), similarity=s) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
             for number, ids in self._group_by_shard([n.experience.id for n in result.neighbours]).items():
-                self._call_in_background(number, "retrieved", result.retrieval_id, ids)
+                self._run_in_background(self._call(number, "retrieved", result.retrieval_id, ids))
         return result
 
-    def _cosine(self, similarity: float) -> float:
-        """Cosine of unit vectors from the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound for manhattan."""
-        return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
+    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a call without waiting. A failure, for example of a shard that is away, is ignored."""
 
-    def _call_in_background(self, number: int, method: str, *arguments: Any) -> None:
-        """Call a shard without waiting, for a count that a crash may lose."""
+        async def run() -> None:
+            with contextlib.suppress(RayActorError, BadInput, InfraFailure):
+                await work
 
-        async def call() -> None:
-            try:
-                await self._call(number, method, *arguments)
-            except (RayActorError, InfraFailure):
-                return
-
-        self._run_in_background(call())
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -255,22 +246,12 @@ class Memory:
 
     def correct(self, id: str, answer: str) -> None:
         """Store a reviewer's answer as feedback, in the background: an experience with another one neither votes nor teaches."""
-
-        async def send() -> None:
-            with contextlib.suppress(BadInput, InfraFailure):
-                await self.feedback(id, Feedback(answer=answer, created_at=time.time()))
-
-        self._run_in_background(send())
+        self._run_in_background(self.feedback(id, Feedback(answer=answer, created_at=time.time())))
 
     def learnt(self, ids: Sequence[str]) -> None:
         """Mark the experiences of which an update was made, in the background; a shard that does not answer misses it."""
-
-        async def send(number: int, part: Sequence[str]) -> None:
-            with contextlib.suppress(InfraFailure):
-                await self._retry(number, "learnt", part)
-
         for number, part in self._group_by_shard(ids).items():
-            self._run_in_background(send(number, part))
+            self._run_in_background(self._retry(number, "learnt", part))
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete by id; returns the number deleted."""
@@ -288,8 +269,8 @@ class Memory:
 
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
         """Sample at most ``n`` experiences of a status, without replacement, by priority and success, independent of sharding."""
-        seeds = np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
-        parts = await asyncio.gather(*(self._retry(i, "draw", n, int(s), status) for i, s in enumerate(seeds)))
+        generators = map(np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64))
+        parts = await asyncio.gather(*(self._retry(i, "draw", n, rng, status) for i, rng in enumerate(generators)))
         ids = [id for _, id in sorted(pair for part in parts for pair in part)[:n]]
         experiences = await asyncio.gather(*(self.get(id) for id in ids), return_exceptions=True)
         return [e for e in experiences if isinstance(e, Experience)]
@@ -302,13 +283,17 @@ class Memory:
     async def load(self, path: str | Path) -> int:
         """Add the experiences of a Parquet file; returns the number of new ones."""
         file, n = str(Path(path).absolute()), len(self.names)
-        return sum(await asyncio.gather(*(self._call(i, "load", file, i, n) for i in range(n))))
+
+        def belongs_to(number: int) -> Callable[[str], bool]:
+            return lambda id: shard_of(id, n) == number
+
+        return sum(await asyncio.gather(*(self._call(i, "load", file, belongs_to(i)) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
         """``memory/...`` metrics of all shards that answer; times only when there are experiences."""
-        parts = list((await self._shard_stats()).values())
+        parts = list((await self._answers("stats")).values())
         size = sum(p["size"] for p in parts)
-        summed = ("size", "capacity", "added", "vectors", "waiting_for_index", "retrievals", "successes", "bytes", "damaged")
+        summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")
         times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
         return {
             **{f"memory/{name}": sum(p[name] for p in parts) for name in summed},
@@ -329,26 +314,23 @@ class Memory:
         return sum(self._size[1])
 
     async def _count(self) -> None:
-        answers = await self._pulses()
+        answers = await self._answers("pulse")
         sizes = [answers[n][0] if n in answers else previous for n, previous in enumerate(self._size[1])]
         self._size = (time.monotonic(), sizes)
 
     async def condition(self) -> tuple[str, int]:
-        """Why a shard stores nothing at present: a code of ``memory.disk``, else ``unavailable``; empty if all store.
+        """Why a shard stores nothing at present (a code of ``files``, or ``unavailable``; empty if all store).
 
         And the number of experiences that the last starts of the shards found damaged.
         """
-        answers = await self._pulses()
+        answers = await self._answers("pulse")
         refusals = [*(answer[1] for answer in answers.values()), UNAVAILABLE if len(answers) < len(self.names) else ""]
         return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
 
-    async def _pulses(self) -> dict[int, tuple[int, str, int]]:
+    async def _answers(self, method: str) -> dict[int, Any]:
+        """The answers of the shards that answer within a second, by number."""
         deadline = time.monotonic() + max(1.0, self.config.timeout_s)
-        return await self._call_within(dict.fromkeys(range(len(self.names)), ("pulse",)), deadline)
-
-    async def _shard_stats(self) -> dict[int, dict[str, Any]]:
-        deadline = time.monotonic() + max(1.0, self.config.timeout_s)
-        return await self._call_within(dict.fromkeys(range(len(self.names)), ("stats",)), deadline)
+        return await self._call_within(dict.fromkeys(range(len(self.names)), (method,)), deadline)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:

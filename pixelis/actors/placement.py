@@ -74,9 +74,8 @@ def start_generator(
 ) -> tuple[ActorHandle, PlacementGroup]:
     """Start a generator in its own placement group with its toolboxes, without waiting for either.
 
-    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
-
-    store: name of the policy store; group: its placement group, if there is one. Release it after killing the actor.
+    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node. store: name
+    of the policy store; group: placement group, if there is one. Release it after killing the actor.
     """
     group = group or reserve(generator_bundles(config), name=name)
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
@@ -124,8 +123,7 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
 def _start_elastic(config: Config, actors: Actors, names: list[str], ended: threading.Event) -> None:
     """Start the elastic generators as there is room, once a learner runs: earlier they could take its place.
 
-    Only an autoscaling cluster gets requests that do not fit, to add nodes. Elsewhere one that waits would get the room of a
-    learner that fails.
+    Only an autoscaling cluster gets requests that do not fit. Elsewhere they would get the room of a learner that fails.
     """
     bundles = generator_bundles(config)
     with suppress(RayError):  # the job ends
@@ -149,10 +147,9 @@ def placed(
 ) -> Iterator[Actors]:
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
-    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. In training, the generators
-    beyond `engine.workers` may start at any time: the Coordinator gives them work from then on. online: for a service, which
-    starts further generators by its load. Raises InfraFailure if another actor is not ready within
-    `cluster.placement_timeout_s`.
+    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. Generators beyond
+    `engine.workers` join a training run at any time; a service (online) starts them by its load. Raises InfraFailure if an
+    actor is not ready within `cluster.placement_timeout_s`.
     """
     connect(config, *object_store_bytes(config))
     preflight(config, learner=learner, rollouts=True)
@@ -170,8 +167,7 @@ def placed(
                 # GPUs come after them.
                 held.enter_context(reserved_learners(config))
             elastic = _start(config, actors, initial, more)
-        if learner:
-            # The import takes seconds, during which this process would only wait.
+        if learner:  # this process only waits now: import meanwhile what takes seconds
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
         ready = {
             "policy store": [first_answer(actors.store.promoted)],

@@ -18,11 +18,10 @@ from pixelis.records import PolicyVersion, VersionStatus
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
-    """Monotone versions of the policy's weights; version 0 is the starting policy.
+    """Monotone versions of the policy's weights; version 0 is the adapter of the checkpoint ``initial``, or the bare model.
 
-    Weights are kept for version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions; records for all. A
-    candidate (``promote=False``) is not served until ``promote`` is called. ``initial`` is a checkpoint folder with the adapter
-    of version 0; without it version 0 is the bare model.
+    Keeps the weights of version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions, and all
+    records. A candidate (``promote=False``) is not served until ``promote`` is called.
     """
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
@@ -49,10 +48,9 @@ class PolicyStore:
         promote: bool = True,
         restart: bool = False,
     ) -> int:
-        """Store ``adapter`` and return its version: the next number, or the existing version of equal weights.
+        """Store ``adapter`` and return its version: the next number, or that of equal weights, so that calls may be retried.
 
-        A retried call therefore publishes once. With ``restart``, the learner restarts from these weights and later versions are
-        rolled back.
+        With ``restart``, the learner restarts from these weights: later versions are rolled back.
         """
         digest = adapter.sha256()
         record = self._equal(digest)
@@ -139,9 +137,9 @@ class PolicyStore:
         return max((v.version for v in promoted), default=0)
 
     def get(self, version: int) -> list[Any]:
-        """``[ref]`` of the version's Adapter, or of None for the bare model; in a list, so that Ray passes the reference.
+        """``[ref]`` of the version's Adapter, None for the bare model; in a list, so that Ray passes the reference.
 
-        Raises MissingFile for an unknown version or one without weights, InfraFailure for one that is not stored yet.
+        Raises MissingFile for a version without weights, InfraFailure for one that is not stored yet.
         """
         if version == max(self.versions) and not self._has_weights(self.versions[version]):
             raise InfraFailure(f"the weights of version {version} are not stored yet", code="not_stored", fix="try again")

@@ -14,12 +14,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
-from pixelis.actors.cluster import actor_handle, unwrap_ray_error
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
 from pixelis.evolution.canary import Decision, PromotionHistory, Scores
-from pixelis.evolution.traffic_questions import MIN_QUESTIONS, TrafficQuestion, TrafficQuestions, judge_traffic
+from pixelis.evolution.traffic_questions import MIN_QUESTIONS, TrafficQuestions, judge_traffic
 from pixelis.files import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
@@ -33,7 +33,7 @@ AuditWriter = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
 class Promotion:
     """Decides which version serves. Transitions are serialised; judging takes long and blocks none.
 
-    ``base`` is the version that the learner's weights descend from, ``restore`` the version that the learner must reset to before
+    ``base``: version that the learner's weights descend from; ``restore``: version that the learner must reset to before
     its next step, None when ``base`` is promoted. Without a canary every candidate is promoted.
     """
 
@@ -90,10 +90,9 @@ class Promotion:
     # -- candidates -------------------------------------------------------------------------------------------------
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
-        """Judge a candidate and promote or refuse it; True when it serves now. The audit log names the ``shares`` of its tasks.
+        """Judge a candidate and promote or refuse it; True when it serves now. ``shares`` of its tasks: for the audit log.
 
-        When the canary fails or shows neither harm nor its absence, the version stays a candidate and is not served; the learner
-        continues from it.
+        If the canary fails or is inconclusive, the version stays a candidate and the learner continues from it.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
@@ -121,7 +120,11 @@ class Promotion:
                 elif decision is not None and not decision.promote:
                     refused = decision.reason
                 if refused:
-                    await self._refuse(version, refused)
+                    await self.store.roll_back.remote(version)
+                    self.withdrawn.add(version)
+                    self.restore = self.served
+                    details = {"version": version, "reason": refused, "served": self.served}
+                    await self.note("promotion", "canary", "refuse", "refused", details)
                     return False
                 await self._promote(version, "canary" if decision else "learner", scores, forced=False)
                 self.base = version
@@ -129,46 +132,25 @@ class Promotion:
         finally:
             self.candidate = None
 
-    async def _refuse(self, version: int, reason: str) -> None:
-        """Withdraw the candidate; the learner must reset to the served version."""
-        await self.store.roll_back.remote(version)
-        self.withdrawn.add(version)
-        self.restore = self.served
-        await self.note("promotion", "canary", "refuse", "refused", {"version": version, "reason": reason, "served": self.served})
-
     async def _judge(self, version: int) -> tuple[Decision, Scores]:
-        """Score a version on the canary and compare it with the promotion history."""
-        assert self.canary is not None
-        try:
-            if self.history is None:
-                served = self.served
-                self.history = PromotionHistory(self.config.evolution.canary, served, await self.canary.judge(served))
-            scores = await self.canary.judge(version)
-        except RayError as error:
-            raise unwrap_ray_error(error) or error from error
-        decision = self.history.judge_candidate(scores)
-        on_traffic = None
-        if decision.promote and self.traffic is not None and len(self.traffic.items) >= MIN_QUESTIONS:
-            on_traffic = await self._judge_traffic(version, self.traffic.items)
+        """Compare a version with the promotion history on the canary, then with the served one on questions of the traffic."""
+        canary, served, settings = self.canary, self.served, self.config.evolution.canary
+        assert canary is not None
+        if self.history is None:
+            self.history = PromotionHistory(settings, served, await canary.judge(served))
+        scores = await canary.judge(version)
+        decision, on_traffic = self.history.judge_candidate(scores), None
+        if decision.promote and self.traffic is not None and len(items := self.traffic.items) >= MIN_QUESTIONS:
+            served = self.served
+            of_version, of_served = await canary.judge_traffic(version, items), await canary.judge_traffic(served, items)
+            on_traffic = judge_traffic(of_version, of_served, settings, served)
+            result = "refused" if on_traffic.fell else "success"
+            await self.note("canary", "canary", "judge_traffic", result, {"version": version, **asdict(on_traffic)})
             if on_traffic.fell:
                 decision = replace(decision, promote=False, reason="traffic_fell_significantly")
         outcome = "promote" if decision.promote else "wait" if decision.reason == "inconclusive" else "refuse"
         await self._record_judgement(version, decision, outcome, on_traffic)
         return decision, scores
-
-    async def _judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> Decision:
-        """Compare the version with the served one on questions of the traffic."""
-        assert self.canary is not None
-        served = self.served
-        try:
-            scores = await self.canary.judge_traffic(version, items)
-            reference = await self.canary.judge_traffic(served, items)
-        except RayError as error:
-            raise unwrap_ray_error(error) or error from error
-        decision = judge_traffic(scores, reference, self.config.evolution.canary, served)
-        result = "success" if not decision.fell else "refused"
-        await self.note("canary", "canary", "judge_traffic", result, {"version": version, **asdict(decision)})
-        return decision
 
     async def _record_judgement(self, version: int, decision: Decision, outcome: str, on_traffic: Decision | None = None) -> None:
         details: dict[str, Any] = {"version": version, "decision": outcome, **asdict(decision)}
@@ -182,7 +164,7 @@ class Promotion:
     # -- orders -----------------------------------------------------------------------------------------------------
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
-        """Serve ``version`` on a person's order unless the canary refuses it; the learner resets to it. ``force``: no canary.
+        """Serve ``version`` on a person's order unless the canary refuses it; ``force``: without the canary.
 
         Raises BadInput for the served version, MissingFile for an unknown version or missing weights.
         """
@@ -269,8 +251,7 @@ class Promotion:
                 self.history.promote(version)
             scores = await self.canary.judge(version)
         except (PixelisError, RayError) as error:
-            cause = unwrap_ray_error(error) or error
-            await self.note("canary", "canary", "watch", "failure", {"version": version, "cause": str(cause)})
+            await self.note("canary", "canary", "watch", "failure", {"version": version, "cause": str(error)})
             return False
         async with self.transition:  # a promotion under way ends first: what it serves then was not judged here
             if version != self.served:
@@ -299,18 +280,15 @@ class Promotion:
     async def _serve(self, version: int) -> None:
         """Load ``version`` on all generators; the router does not use a generator until it has loaded it."""
         await self.router.load(version)
-        records = await self._records()
+        records = await self.store.list.remote()
         self.served = version
         self.withdrawn = {v.version for v in records if v.status is VersionStatus.ROLLED_BACK}
         hashes = {v.version: v.sha256 for v in records}
         c = self.config.evolution.canary
         self.key = [c.questions, c.count, hashes.get(0, ""), version, hashes.get(version, "")]
 
-    async def _records(self) -> list[PolicyVersion]:
-        return await self.store.list.remote()
-
     async def _record(self, version: int) -> PolicyVersion:
-        record = next((v for v in await self._records() if v.version == version), None)
+        record = next((v for v in await self.store.list.remote() if v.version == version), None)
         if record is None:
             raise MissingFile(f"no policy version {version}", code="unknown_version", fix="take one from the list of versions")
         return record

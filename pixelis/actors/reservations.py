@@ -1,7 +1,7 @@
 """Reserves the resources of a job's actors as Ray placement groups, or reports the part that does not fit.
 
-A generator and its toolboxes are one group on one node. Learners are on one node if one has room for all of them. Groups of
-different generators are independent, so that generators can be added, removed and replaced one at a time.
+A generator and its toolboxes are one group on one node, so that generators can come and go one at a time. Learners are on
+one node if it has room for all of them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def embedder_bundle(config: Config) -> Bundle:
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
     """Resources of a job by part, without generators that may join later. online: include serving.
 
-    Raises BadConfig for a service with a broadcast of versions, and for a learning one with `engine.colocate`.
+    Raises BadConfig for a service with a broadcast of versions or, if it learns, with `engine.colocate`.
     """
     if online and config.policy_store.streams:
         message = f"policy_store.transfer={config.policy_store.transfer} is for rft and ttrl: a service promotes what is stored"
@@ -106,9 +106,9 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
 
 
 def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
-    """Raise InfraFailure if the job needs more than the cluster has, or a part more than any of its nodes has.
+    """Raise InfraFailure with the parts of a job that exceed the cluster, or with one that exceeds each of its nodes.
 
-    Names the parts with their resources. online: include serving. Does nothing for a cluster that can add nodes.
+    online: include serving. Does nothing for a cluster that can add nodes.
     """
     if config.cluster.autoscaling:
         return
@@ -163,7 +163,7 @@ def describe_cluster() -> str:
 def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:
     """Request a group, without waiting. It ends with the driver that requests it, or by `release`.
 
-    Replaces a group of the same name: that of an actor that was killed, for example the system of a service, outlives it.
+    Replaces a group of the same name: that of an actor that was killed outlives it.
     """
     if name:
         with suppress(ValueError):  # the usual case: there is none
@@ -173,8 +173,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str 
 
 def may_fit(bundles: Sequence[Bundle]) -> bool:
     """Whether the nodes together have as much free at the moment as these bundles need."""
-    free = ray.available_resources()
-    return all(sum(b.get(name, 0.0) for b in bundles) <= free.get(name, 0.0) for name in ("CPU", "GPU"))
+    return _fits(bundles, ray.available_resources())
 
 
 def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> None:
@@ -192,7 +191,7 @@ def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> Non
 
 
 def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> dict[str, Any]:
-    """Options of an actor in a bundle of a group, which it uses completely. children: actors that it starts join the group."""
+    """Options of an actor that uses a bundle of a group completely. children: actors that it starts join the group."""
     resources = group.bundle_specs[index]
     strategy = PlacementGroupSchedulingStrategy(group, index, placement_group_capture_child_tasks=children)
     return {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "scheduling_strategy": strategy}
@@ -215,8 +214,7 @@ class Room(NamedTuple):
 def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
     """Reserve the learners' resources during the block: on one node if possible, colocated ones beside the generators of `job`.
 
-    Ray Train makes its own reservation: leave the block before it starts. Raises InfraFailure after
-    `cluster.placement_timeout_s`.
+    Leave the block before Ray Train makes its own reservation. Raises InfraFailure after `cluster.placement_timeout_s`.
     """
     group, room = _reserve_learners(config, config.learner.workers, job)
     try:

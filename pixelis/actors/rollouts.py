@@ -108,7 +108,7 @@ class Rollouts:
         self.labels: dict[str, Labels] = {}
         """True answers by question id that the reader has cut off: for metrics alone."""
         replay = config.rft.replay
-        self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
+        self.replay = SampleReplay(replay.capacity, replay.alpha)
 
     async def group(self, question: Question, step: int) -> ScoredGroup | str:
         """Scored group of one question for batch ``step``, or the reason why the question is unusable."""

@@ -17,6 +17,7 @@ import ray
 from pixelis.actors.cluster import use_reserved_gpus
 from pixelis.config import Config
 from pixelis.errors import BadInput
+from pixelis.files import replacing
 from pixelis.records import Group, Question, Trajectory, Turn
 from pixelis.rewards.grader import Advance, Grader
 from pixelis.telemetry.metrics import count
@@ -29,8 +30,8 @@ CONCURRENT_GROUPS = 16
 class Scorer:
     """Scores complete groups, because some terms depend on the whole group.
 
-    The state of the rewards (statistics, curriculum, dynamics model) is written to ``run.dir/scorers`` after every step, and the
-    groups scored since to a journal beside it, so that a restarted actor continues exactly.
+    ``run.dir/scorers`` has the state of the rewards (statistics, curriculum, dynamics model) after every step, and a journal
+    of the groups scored since, so that a restarted actor continues exactly.
     """
 
     def __init__(self, config: Config, index: int = 0):
@@ -72,7 +73,8 @@ class Scorer:
                 if scored.id in self.grader.scored:  # else a step ended meanwhile, and its state has the group
                     line = json.dumps({"after": self.grader.step, "group": observed, "states": states})
                     self.journal.parent.mkdir(parents=True, exist_ok=True)
-                    with open(self.journal, "a", encoding="utf-8", opener=_private) as lines:
+                    private = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                    with open(private, "a", encoding="utf-8") as lines:
                         lines.write(line + "\n")
         return scored
 
@@ -100,10 +102,8 @@ class Scorer:
 
     def _save(self) -> None:
         if self.stateful:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.file.with_suffix(".aside")
-            temporary.write_bytes(self.grader.state())
-            os.replace(temporary, self.file)
+            with replacing(self.file) as file:
+                file.write(self.grader.state())
             self.journal.unlink(missing_ok=True)
 
     def counts(self) -> dict[str, int]:
@@ -137,7 +137,3 @@ def _read_journal(path: Path) -> Iterator[dict[str, Any]]:
     for line in content[:end].splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -38,7 +38,7 @@ class ServingActors:
 def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[ServingActors]:
     """Place the actors that ``config`` requires beside ``actors``, wait until they are ready, and kill them at exit.
 
-    Equal ``job`` gives equal actor names. A read-only service has no memory and no Evolution. Raises InfraFailure when an actor
+    ``job``: part of the actors' names. A read-only service has no memory and no Evolution. Raises InfraFailure if an actor
     is not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.embedder import Embedder

@@ -1,7 +1,7 @@
 """The Toolbox actor: opens media and runs pixel operations in a process with limits on time and memory.
 
-A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL. RLIMIT_DATA turns exhausted
-memory into an error. The pool (`toolbox_pool`) handles the death of the process.
+A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL. RLIMIT_DATA turns
+exhausted memory into an error. `toolbox_pool` handles the death of the process.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Toolbox:
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
         """Each medium at full resolution as a separate return value, question by question, and a list as the last one.
 
-        The list has (initial views of each clip, content hash of each medium, both by id) for each question, or a BadImage if it
-        cannot be decoded. The caller makes those of pictures from the pixels, so that they are not stored as well.
+        The list has (initial views of each clip, content hash of each medium, both by id) for each question, or a BadImage
+        if it cannot be decoded. The caller makes the views of pictures, so that they are not stored as well.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)
@@ -121,11 +121,10 @@ class Toolbox:
         return [None] * len(media), error
 
     def execute(self, calls: Sequence[Call], timeout_s: float, *media: Any) -> tuple[list[tuple[Outcome, int]], bool]:
-        """Run calls in order on the ``media`` of their questions.
+        """Run calls in order on the ``media`` of their questions. Errors are outcomes.
 
-        Returns (outcome, size in bytes) of each call, and whether this process should end.
-        Errors are outcomes. The process should end if the calls left much memory or many threads behind, but not while it holds
-        an environment.
+        Returns (outcome, size in bytes) of each call, and whether this process should end: if the calls left much memory
+        behind and it holds no environment.
         """
         with self._limits(timeout_s):
             results = [self._execute(call, {id: media[i] for id, i in call.media.items()}) for call in calls]
@@ -134,19 +133,6 @@ class Toolbox:
     def release(self, episode: str) -> None:
         """End the environment of an episode, if there is one."""
         self.episodes.pop(episode, None)
-
-    def _step(self, call: Call, pictures: Pictures) -> Outcome:
-        """Start the environment of an episode, or carry out one of its actions. Raises what the environment raises."""
-        assert call.episode is not None
-        if call.question is not None:
-            kind = environment_of(call.question, self.environments)
-            assert kind is not None
-            self.episodes[call.episode], result = start(kind, call.question, pictures, self.config.run.seed)
-        elif (running := self.episodes.get(call.episode)) is None:
-            raise InfraFailure("the process of the environment was replaced", code="environment_lost")
-        else:
-            result = running.execute(call.action)
-        return observe(result, self.crop, self.multiple)
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         start, name = time.perf_counter(), call.action.op[:30]
@@ -181,10 +167,21 @@ class Toolbox:
         return (observation, views), size
 
     def _execute_in_environment(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
-        """An error of the environment itself ends it, and is an outcome with a code that begins with `environment_`."""
+        """Start the environment of an episode, or carry out one of its actions.
+
+        An error of the environment itself ends it, and is an outcome with a code that begins with `environment_`.
+        """
         assert call.episode is not None
         try:
-            observation, views = self._step(call, pictures)
+            if call.question is not None:
+                kind = environment_of(call.question, self.environments)
+                assert kind is not None
+                self.episodes[call.episode], result = start(kind, call.question, pictures, self.config.run.seed)
+            elif (running := self.episodes.get(call.episode)) is None:
+                raise InfraFailure("the process of the environment was replaced", code="environment_lost")
+            else:
+                result = running.execute(call.action)
+            observation, views = observe(result, self.crop, self.multiple)
             size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
             if size > RESULT_BYTES:
                 raise InfraFailure(

@@ -1,7 +1,4 @@
-"""What a toolbox pool caches: results under keys that are equal for equal work, up to a number of bytes.
-
-Equal keys mean equal results, for whatever episode and group; work without a key is done each time.
-"""
+"""The cache of a toolbox pool: results by a key that is equal for equal work. Work without a key is done each time."""
 
 from __future__ import annotations
 
@@ -90,7 +87,7 @@ def memory_bytes(views: list[np.ndarray], size: int) -> int:
 def call_key(
     operation: type[Operation], kind: str, action: Action, images: list[ImageView], objects: Objects, opened: Opened
 ) -> bytes | None:
-    """A hash of everything that a result depends on: media, operation, arguments, and the views and objects named in these.
+    """A hash of all that a result depends on: media, operation, arguments, and the views and objects named in these.
 
     ``kind`` is the scale of the policy's coordinates. None for a call with invalid arguments.
     """

@@ -1,8 +1,8 @@
 """A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory, and runs equal calls once.
 
-A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls are batched, and so are images
-to open. The jobs of a failed batch are retried one by one. A full batch of quick calls may be queued on a worker behind its
-running batch; if that one fails, the queued batch has not run and goes to another worker unchanged.
+A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images to open are
+batched; the jobs of a failed batch are retried one by one. A full batch of quick calls may wait on a worker behind its
+running batch; if that one fails, the waiting batch goes to another worker.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ PING_S = 0.1
 class ToolboxPool:
     """Runs calls on `toolbox.workers` processes, from one event loop; answers each call exactly once.
 
-    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call that hangs, crashes
-    or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds after a worker got it. Equal calls on
-    equal images run once, and equal pictures are opened once, as long as the results fit in `toolbox.cache_bytes`.
+    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call that hangs,
+    crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds after a worker got it.
+    Results of equal calls and equal pictures are reused as long as they fit in `toolbox.cache_bytes`.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
@@ -82,15 +82,15 @@ class ToolboxPool:
         await asyncio.gather(*self.starts)
 
     async def open(self, media: list[Media], decoded: Mapping[str, ray.ObjectRef] | None = None) -> tuple[Opened, InitialViews]:
-        """Open the media of a question. Raises BadImage, InfraFailure.
+        """Open the media of a question. The views are read-only and may be shared with other callers.
 
-        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media` then serve only as
-        their content hashes. The views are read-only and may be shared with other callers.
+        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media` are then their
+        content hashes. Raises BadImage, InfraFailure.
         """
         if not media:
             return Opened({}, {}), ([], [])
         if decoded:
-            pixels = dict(zip(decoded, await asyncio.gather(*map(_value, decoded.values())), strict=True))
+            pixels = dict(zip(decoded, await asyncio.gather(*decoded.values()), strict=True))
             shown = {item.id: pixels[item.id] for item in media}
             return Opened(decoded, {item.id: item.uri for item in media}), await self._first_look(shown)
         key = media_key(media) if self.config.toolbox.cache_bytes else None
@@ -104,9 +104,9 @@ class ToolboxPool:
         return await self._wait(job)
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Outcome:
-        """Run an operation; failures of the operation are error observations. Raises InfraFailure if no worker is available.
+        """Run an operation; its failures are error observations. The views are read-only and may be shared.
 
-        The views are read-only and may be shared with other callers.
+        Raises InfraFailure if no worker is available.
         """
         self.counts["calls"] += 1
         operation, key = self.operations.get(action.op), None
@@ -199,7 +199,10 @@ class ToolboxPool:
 
     def _assign(self, worker: Worker, jobs: list[Job]) -> None:
         start = time.monotonic()
-        timeout_s = self._timeout(jobs, start)
+        timeout_s = BATCH_SHARE * self.timeout_s
+        if len(jobs) == 1:  # all the time, or what a failed batch with this job has left
+            deadline = jobs[0].deadline
+            timeout_s = self.timeout_s if deadline is None else max(timeout_s, deadline - start)
         try:
             refs = self._send(worker, jobs, timeout_s)
         except Exception as error:  # arguments that cannot be serialised
@@ -252,11 +255,11 @@ class ToolboxPool:
             worker.alive = False
             self.counts["restarts"] += 1
             worker.terminate()
-        pings: set[asyncio.Task] = set()
+        pings: set[asyncio.Future] = set()
         answer = None
         while answer is None:
             # A ping that arrives while Ray restarts the process fails only seconds later, so send several.
-            pings.add(self._spawn(_value(worker.handle.health.remote())))
+            pings.add(asyncio.ensure_future(worker.handle.health.remote()))
             await asyncio.sleep(PING_S)
             for ping in [ping for ping in pings if ping.done()]:
                 pings.discard(ping)
@@ -344,12 +347,10 @@ class ToolboxPool:
         return code is None
 
     def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
-        """Queue the jobs of a failed batch to run one by one; answer a single job with an error.
-
-        A crash on another node may be a lost node, so a single job is retried once.
-        """
-        is_movable = jobs[0].worker is None
-        retry = len(jobs) > 1 or (code == "crashed" and is_movable and not is_local and not jobs[0].retried)
+        """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
+        # A crash on another node may be a lost node: retry a single job once, unless its environment is lost with it.
+        may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
+        retry = len(jobs) > 1 or (code == "crashed" and may_move)
         for job in reversed(jobs):
             if retry:
                 job.deadline, job.quick, job.retried = job.deadline or start + self.timeout_s, False, len(jobs) == 1
@@ -357,13 +358,6 @@ class ToolboxPool:
             else:
                 self.failures[code] += 1
                 self._unregister(job).fail(code, self.timeout_s)
-
-    def _timeout(self, jobs: list[Job], now: float) -> float:
-        """Seconds for a task: a share for a batch, the remaining time (at least that share) for a job of a failed batch."""
-        share = BATCH_SHARE * self.timeout_s
-        if len(jobs) > 1:
-            return share
-        return self.timeout_s if jobs[0].deadline is None else max(share, jobs[0].deadline - now)
 
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
         """Call the worker's actor. Returns references to its results; the last is the reply."""
@@ -437,10 +431,6 @@ class ToolboxPool:
     def _reject(self, job: Job, error: Exception) -> None:
         self.failures[getattr(error, "code", type(error).__name__)] += 1
         self._unregister(job).future.set_exception(error)
-
-
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref
 
 
 def _retrieve_exception(future: asyncio.Future) -> None:

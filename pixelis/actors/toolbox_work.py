@@ -30,8 +30,8 @@ class Opened:
 class Job:
     """Queued work: media to open, or a call on opened media.
 
-    waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed; retried: whether
-    the job alone has crashed a worker on another node. A call of an environment waits for the worker that holds it.
+    waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed;
+    retried: whether the job alone has crashed a worker on another node; worker: the one that holds its environment.
     """
 
     number: int
@@ -68,9 +68,9 @@ class Job:
 class Worker:
     """A toolbox and the state of its process.
 
-    tasks: running and queued on it, in order; has_batch: whether its last task is a batch of quick calls; exited: done as soon as
-    the process has ended, None where only Ray can detect that (after two seconds). environments: episodes whose environment is in
-    the process; pinned: their waiting calls.
+    tasks: running and queued on it, in order; has_batch: whether its last task is a batch of quick calls;
+    exited: done when the process has ended, None where only Ray can detect that (after two seconds);
+    environments: episodes whose environment is in the process; pinned: their waiting calls.
     """
 
     handle: ActorHandle
@@ -99,9 +99,16 @@ class Worker:
         self.pid, self.node, self.alive, self.exited = pid, node, True, None
         if is_local:
             with contextlib.suppress(AttributeError, OSError):  # other operating systems, processes in other containers
-                self.fd, loop = os.pidfd_open(pid), asyncio.get_running_loop()
-                self.exited = loop.create_future()
-                loop.add_reader(self.fd, _on_exit, loop, self.fd, self.exited)
+                self.fd = fd = os.pidfd_open(pid)
+                loop = asyncio.get_running_loop()
+                self.exited = exited = loop.create_future()
+
+                def on_exit() -> None:
+                    loop.remove_reader(fd)
+                    os.close(fd)
+                    exited.set_result(None)
+
+                loop.add_reader(fd, on_exit)
 
     def terminate(self) -> None:
         """End the process if it is running. Ray starts another."""
@@ -109,9 +116,3 @@ class Worker:
             ray.kill(self.handle, no_restart=False)
         elif not self.exited.done():
             signal.pidfd_send_signal(self.fd, signal.SIGKILL)
-
-
-def _on_exit(loop: asyncio.AbstractEventLoop, fd: int, exited: asyncio.Future) -> None:
-    loop.remove_reader(fd)
-    os.close(fd)
-    exited.set_result(None)

@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.cluster import actor_handle, unwrap_ray_error
+from pixelis.actors.evolution_monitor import log_failures
+from pixelis.actors.group_views import GroupViews, PictureViews, UpdatePictures, Views, fetch
 from pixelis.actors.promotion import Promotion
-from pixelis.actors.review import AsyncReviewQueue
-from pixelis.actors.update_pictures import Picture, PictureViews, UpdatePictures, fetch
-from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
-from pixelis.actors.update_scoring import UpdateScoring
+from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
-from pixelis.evolution.clear_share import ClearShare
+from pixelis.errors import BadConfig
 from pixelis.evolution.collapse import Collapse
-from pixelis.evolution.gate import needs_review
+from pixelis.evolution.gate import ClearShare, needs_review
+from pixelis.evolution.privacy import clean_png, redact, redact_record
+from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
+from pixelis.evolution.updates import as_question_group
 from pixelis.operations.pixel_budget import shrink
-from pixelis.records import Feedback, Question, UpdateTask, Verdict
-from pixelis.rewards.vote import contradicts
+from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.vote import agrees, contradicts
 
 REMEMBERED = 100_000
-"""Deletions and feedback remembered for tasks that are still on their way, at most; the latest."""
+"""Latest deletions and feedback remembered for tasks that are still on their way."""
 LONGEST = 1600
 """Longer side at most of a picture that is held out for the canary, which stores and keeps it in memory."""
+MAX_WAITING = 1000
+"""Updates that may wait for review; further ones are applied without one."""
+MIN_TRAJECTORIES = 2
+"""A group of fewer trajectories has no advantages."""
+log = logging.getLogger(__name__)
 
 
 class UpdateIntake:
-    """Admits tasks to the queue, whose ``counts`` get the outcomes. ``pictures`` are those of the canary, too.
+    """Admits tasks to the queue, whose ``counts`` get the outcomes.
 
-    While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are.
+    While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are. ``pictures`` also
+    stores those of the canary.
     """
 
     def __init__(
@@ -46,11 +56,11 @@ class UpdateIntake:
         queue: UpdateQueue,
         promotion: Promotion,
         traffic: TrafficQuestions,
-        review_queue: AsyncReviewQueue,
+        reviews: ReviewQueue,
         scoring: UpdateScoring,
         pictures: UpdatePictures,
     ):
-        self.settings, self.queue, self.promotion, self.review_queue = config.evolution, queue, promotion, review_queue
+        self.settings, self.queue, self.promotion, self.reviews = config.evolution, queue, promotion, reviews
         self.stores_pictures = config.memory.enabled and config.memory.pictures
         self.retention_s = config.memory.retention_days * 86_400
         self.scoring, self.pictures, self.counts = scoring, pictures, queue.counts
@@ -91,7 +101,7 @@ class UpdateIntake:
         except RayError:
             self.counts["lost"] += 1
             return False
-        if verdict is not None and self.collapse.add(verdict, prompt_key(task, question, arrays)):
+        if verdict is not None and self.collapse.add(verdict, _prompt_key(task, question, arrays)):
             self.counts["collapsed"] += 1
             return False
         task = await self.scoring.score(task, views, question, step)
@@ -100,7 +110,7 @@ class UpdateIntake:
             self.unusable += 1
             return False
         self.unusable = 0
-        pictures = await self._hold(arrays)
+        pictures = await asyncio.to_thread(self.pictures.hold, arrays)
         if cause := self._refusal(task):  # the state may have changed since
             self.counts[cause] += 1
             return False
@@ -108,24 +118,30 @@ class UpdateIntake:
         group = self._question_group(task, question, arrays)
         if question is not None and await self._hold_out(task, question, group, originals or {}):
             return True
-        if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
+        if verdict is None or question is None or not needs_review(task.id, self.settings):
             return await self._push(task, pictures, group)
-        stored = await self.review_queue.put(task, verdict, question, arrays)
+        if await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING:
+            return await self._push(task, pictures, group)
+        stored = await asyncio.to_thread(_put_for_review, self.reviews, task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1
         if task.experience_id in self.forgotten:  # forgotten while it was being stored
-            await self.review_queue.forget([task.experience_id])
+            await asyncio.to_thread(self.reviews.forget, [task.experience_id])
         if feedback := self.feedback.get(task.experience_id):
-            await self.review_queue.dispute(task.experience_id, feedback)
+            await asyncio.to_thread(self.reviews.dispute, task.experience_id, feedback)
         return stored
 
-    async def approve(self, task: UpdateTask, views: dict[str, Any], question: Question) -> bool:
-        """Queue a task that a reviewer approved; False if nothing can be learnt from it any more."""
+    async def approve(self, id: str) -> bool:
+        """Queue the stored task that a reviewer approved; False if nothing can be learnt from it any more."""
+        task, review = await asyncio.to_thread(self.reviews.task, id), await asyncio.to_thread(self.reviews.get, id)
+        if task is None or review is None:  # deleted meanwhile
+            return False
+        views = await asyncio.to_thread(self.reviews.views, id)
         task = await self.scoring.score(task, views, None, None)
-        pictures = await self._hold(views)
-        group = self._question_group(task, question, views)
+        pictures = await asyncio.to_thread(self.pictures.hold, views)
+        group = self._question_group(task, review.question, views)
         queued = self.queue.usable(task) and await self._push(task, pictures, group, approved=True)
         if not queued:
-            await self.review_queue.done([task])
+            await asyncio.to_thread(self.reviews.done, [task.id])
         return queued
 
     async def disown(self, experience_id: str, feedback: Feedback) -> None:
@@ -133,10 +149,6 @@ class UpdateIntake:
 
         Those that wait for review are left to a person.
         """
-
-        def wrong(item: QueuedTask) -> bool:
-            return item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label)
-
         if feedback.correct is None and feedback.answer is None:
             return
         self.feedback.pop(experience_id, None)  # the latest comes last
@@ -145,10 +157,13 @@ class UpdateIntake:
         if held_out is not None and contradicts(feedback, (held_out.question.answers or [""])[0]):
             self.traffic.forget([experience_id])
             await asyncio.to_thread(self.traffic.save)
-        await self._withdraw("disowned", wrong)
-        await self.review_queue.dispute(experience_id, feedback)
+        await self._withdraw(
+            "disowned",
+            lambda item: item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label),
+        )
+        await asyncio.to_thread(self.reviews.dispute, experience_id, feedback)
 
-    async def forget(self, experience_ids: list[str]) -> int:
+    async def forget(self, experience_ids: Sequence[str]) -> int:
         """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
         ids = set(experience_ids)
         _remember(self.forgotten, dict.fromkeys(ids - {""}))
@@ -156,7 +171,7 @@ class UpdateIntake:
             removed = self.queue.remove(lambda item: item.task.experience_id in ids)
         held_out = self.traffic.forget(experience_ids)
         await asyncio.to_thread(self.traffic.save)
-        return len(removed) + held_out + await self.review_queue.forget(experience_ids)
+        return len(removed) + held_out + await asyncio.to_thread(self.reviews.forget, list(experience_ids))
 
     async def expire(self) -> None:
         """Remove the questions held out longer than ``memory.retention_days``."""
@@ -168,7 +183,7 @@ class UpdateIntake:
         async with self.queue.changed:
             removed = self.queue.remove(chosen)
             self.counts[cause] += len(removed)
-        await self.review_queue.done(removed)
+        await asyncio.to_thread(self.reviews.done, [task.id for task in removed])
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
         """Why a task must be dropped, empty when it need not. An approved task is queued even while paused."""
@@ -182,40 +197,41 @@ class UpdateIntake:
         return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
 
     def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
-        """The name of the task's group of near-identical questions; without the question, of its id."""
+        """The name of the task's group of near-identical questions; without the question, its id."""
         if question is None:
             return task.question_id
         return self.questions.group(question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None))
 
-    async def _hold(self, arrays: dict[str, Any]) -> PictureViews:
-        return await asyncio.to_thread(self.pictures.hold, arrays)
-
     async def _hold_out(self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]) -> bool:
         """Hold a task out for the canary with the question's pictures, not the policy's views of them; True if it was.
 
-        Questions about clips, and those whose pictures are lost, are not held out; none is where the memory stores no pictures.
+        Questions about clips or with lost pictures are not held out, nor any if the memory stores no pictures.
         """
         canary = self.promotion.canary
         known = all(media.kind == "image" and media.id in originals for media in question.media)
         source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
         if canary is None or not (known and self.stores_pictures) or not self.traffic.wants(task, question, source, cap):
             return False
+        ids = [media.id for media in question.media]
         try:
-            arrays = await asyncio.gather(*(originals[media.id] for media in question.media))
+            arrays = await asyncio.gather(*(originals[id] for id in ids))
         except RayError:
             return False
-        pictures = await asyncio.to_thread(self._shrunk, dict(zip((m.id for m in question.media), arrays, strict=True)))
-        (own,) = await asyncio.to_thread(fetch, [{task.id: [picture.ref for picture in pictures.values()]}])
+
+        def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+            """The stored pictures, and their pixels in the object store, which the process then shares."""
+            held = {id: self.pictures.add(shrink(array, LONGEST)) for id, array in zip(ids, arrays, strict=True)}
+            (own,) = fetch([{task.id: [picture.ref for picture in held.values()]}])
+            return held, dict(zip(ids, own[task.id], strict=True))
+
+        pictures, pixels = await asyncio.to_thread(store)
         if self._refusal(task) or not self.traffic.wants(task, question, source, cap):  # deleted or called wrong since
             return False
-        self.traffic.add(task, question, source, dict(zip(pictures, own[task.id], strict=True)))
+        self.traffic.add(task, question, source, pixels)
         canary.keep(task.id, pictures)
         self.counts["held_out"] += 1
         await asyncio.to_thread(self.traffic.save)
         return True
-
-    def _shrunk(self, originals: Mapping[str, np.ndarray]) -> dict[str, Picture]:
-        return {id: self.pictures.add(shrink(picture, LONGEST)) for id, picture in originals.items()}
 
     async def _push(self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False) -> bool:
         async with self.queue.changed:
@@ -225,6 +241,78 @@ class UpdateIntake:
             self.queue.push(QueuedTask(task, views, question, approved))
             self.queue.changed.notify_all()
             return True
+
+
+class UpdateScoring:
+    """Scores update tasks whose rewards need a Scorer actor: one with a state, or with vectors of the embedder.
+
+    ``names``: of the Scorer and of the Embedder of its states. Raises BadConfig without those that the rewards need.
+    Without ``rewards.needs_scorer`` tasks arrive scored and are returned as they are.
+    """
+
+    def __init__(self, config: Config, names: tuple[str, str] | None):
+        self.rewards = config.rewards
+        if config.rewards.needs_scorer and names is None:
+            raise BadConfig("these rewards need a Scorer actor", fix="name one, or set rewards.preset=null")
+        self.names = names if config.rewards.needs_scorer else None
+
+    async def score(self, task: UpdateTask, views: GroupViews | Views, question: Question | None, step: int | None) -> UpdateTask:
+        """The task scored against its label; unscored if that fails.
+
+        ``views`` are the arrays by trajectory id, or references to them. With ``step`` the rewards learn from the task.
+        """
+        if self.names is None:
+            return task
+        group = as_question_group(task, question)
+        try:
+            scorer, embedder = [await asyncio.to_thread(actor_handle, name) for name in self.names]
+            states = embedder.states.remote(group, views) if self.rewards.needs_states else None
+            scored = await scorer.score.remote(group, step, states, [task.pseudo_label])
+        except (RayError, ValueError) as error:  # ValueError: no actor of this name runs
+            log.warning("an update task cannot be scored: %s", unwrap_ray_error(error) or error)
+            return task
+        return task.model_copy(update={"trajectories": scored.trajectories})
+
+    async def advance(self, step: int) -> None:
+        """Let the rewards learn from the tasks of update ``step``."""
+        if self.names is not None and self.rewards.stateful:
+            with log_failures("the rewards did not learn from an update"):
+                await (await asyncio.to_thread(actor_handle, self.names[0])).advance.remote(step)
+
+
+def _put_for_review(
+    reviews: ReviewQueue,
+    task: UpdateTask,
+    verdict: Verdict,
+    question: Question,
+    views: Mapping[str, Sequence[np.ndarray]],
+) -> bool:
+    """Store a redacted update until a person decides; False when too little of it may be stored.
+
+    Trajectories whose tokens spell redacted text are left out: nothing may be learnt from them.
+    """
+    pairs = [(redact_record(original), original) for original in task.trajectories]
+    usable = [redacted for redacted, original in pairs if redacted.token_ids() == original.token_ids()]
+    if len(usable) < MIN_TRAJECTORIES:
+        return False
+    task = task.model_copy(update={"trajectories": usable, "pseudo_label": redact(task.pseudo_label)})
+    shown = representative(task)
+    pictures = {image.id: clean_png(view) for image, view in zip(shown.images, views[shown.id], strict=True)}
+    reviews.put(task, redact_record(verdict), redact_record(question), pictures, {t.id: views[t.id] for t in usable})
+    return True
+
+
+def representative(task: UpdateTask) -> Trajectory:
+    """The trajectory that stands for a task: the first that gave its label."""
+    return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
+
+
+def _prompt_key(task: UpdateTask, question: Question | None, views: Mapping[str, Sequence[np.ndarray]]) -> str:
+    """A hash of the question and of the pixels of its first picture."""
+    digest = hashlib.sha256((question.conversation if question is not None else "").encode())
+    for view in views.get(task.trajectories[0].id, [])[:1]:
+        digest.update(view.tobytes())
+    return digest.hexdigest()
 
 
 def _remember(memory: dict[str, Any], new: Mapping[str, Any]) -> None:

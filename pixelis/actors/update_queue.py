@@ -1,28 +1,33 @@
-"""Queues update tasks for the learner and forms batches of them, in which no user has more than its share."""
+"""Queues update tasks and forms the learner's batches: no user has more than its share, and earlier answers are rehearsed."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import io
 import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from PIL import Image
+from ray.exceptions import RayError
+
+from pixelis.actors.group_views import PictureViews, UpdatePictures, references
+from pixelis.actors.memory import Memory
 from pixelis.actors.rollouts import RolloutBatch
-from pixelis.actors.update_pictures import PictureViews, references
-from pixelis.config import Config
-from pixelis.errors import BadConfig
+from pixelis.config import Config, EvolutionConfig
+from pixelis.errors import BadConfig, PixelisError
 from pixelis.evolution.gate import learning_rate
-from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant
+from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant, most_tasks
 from pixelis.evolution.updates import agreeing, as_group
 from pixelis.files import write_json
 from pixelis.policy.advantages import assign_advantages
-from pixelis.records import Group, Question, UpdateTask
+from pixelis.records import Experience, UpdateTask
+from pixelis.rewards.vote import called_wrong
 
 log = logging.getLogger(__name__)
 TASK_COUNTS = (
@@ -30,11 +35,13 @@ TASK_COUNTS = (
     "left_over", "held_out",
 )  # fmt: skip
 """Tasks by outcome, beside those dropped from a full queue and those in review."""
+SURPLUS = 2
+"""Experiences drawn for each that is rehearsed: some have no pictures, or too many are of one user."""
 
 
 @dataclass(slots=True)
 class QueuedTask:
-    """A task and its stored views; ``question`` names its group of near-identical ones, ``approved`` by a reviewer."""
+    """A task and its stored views. ``question`` names its group of near-identical questions; a reviewer ``approved`` it."""
 
     task: UpdateTask
     views: PictureViews
@@ -48,15 +55,14 @@ class QueuedTask:
 
 
 class UpdateQueue:
-    """At most ``evolution.queue`` tasks, of which batches within ``Shares`` are formed.
+    """At most ``evolution.queue`` tasks; a full queue drops the oldest task of the user with the most.
 
-    A full queue drops the oldest task of the user with the most. ``counts`` gets the tasks handed to the learner.
+    ``counts`` gets the tasks handed to the learner.
     """
 
     def __init__(self, config: Config, counts: Counter[str]):
-        self.config = config
+        self.config, self.counts = config, counts
         self.items: list[QueuedTask] = []
-        self.counts = counts
         self.shares = Shares(config.evolution)
         self.dropped = 0
         self.changed = asyncio.Condition()
@@ -70,9 +76,8 @@ class UpdateQueue:
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadConfig(
-                f"{self.file} cannot be read: {error}", fix="move it away: the caps on users then begin anew"
-            ) from None
+            fix = "move it away: the caps on users then begin anew"
+            raise BadConfig(f"{self.file} cannot be read: {error}", fix=fix) from None
 
     async def save_shares(self) -> None:
         """Write the shares to disk."""
@@ -88,8 +93,8 @@ class UpdateQueue:
     def usable(self, task: UpdateTask) -> bool:
         """Whether anything can be learnt from a task.
 
-        Nothing can when no trajectory is scored that saw the pictures as they are, or with objective=answer when no sample gave
-        the label.
+        Not if no trajectory that saw the pictures as they are has an advantage; with objective=answer, not if no
+        sample gave the label.
         """
         e, group = self.config.evolution, as_group(task)
         if e.objective == "answer" and not agreeing(group.trajectories, task.pseudo_label):
@@ -101,13 +106,9 @@ class UpdateQueue:
         """Append a task; a full queue drops another one."""
         self.shares.note(item.task.user, time.monotonic())
         if len(self.items) == self.config.evolution.queue:
-            del self.items[most_abundant(self.sources())]
+            del self.items[most_abundant([item.source for item in self.items])]
             self.dropped += 1
         self.items.append(item)
-
-    def sources(self) -> list[Source]:
-        """The source of every task, oldest first."""
-        return [item.source for item in self.items]
 
     def remove(self, unwanted: Callable[[QueuedTask], bool]) -> list[UpdateTask]:
         """Remove and return the unwanted tasks; the others keep their order."""
@@ -117,48 +118,118 @@ class UpdateQueue:
 
     def ready(self, least: int) -> list[int]:
         """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there are too few."""
-        return self.shares.choose(self.sources(), least, self.config.evolution.batch, time.monotonic())
+        sources = [item.source for item in self.items]
+        return self.shares.choose(sources, least, self.config.evolution.batch, time.monotonic())
 
     def batch(
         self, indices: Sequence[int], served: int, beta: float, rehearsed: Sequence[QueuedTask] = ()
     ) -> tuple[RolloutBatch, list[QueuedTask]]:
-        """Remove the tasks at ``indices`` and form a batch of them and ``rehearsed``; returns it and the removed tasks.
+        """Remove the tasks at ``indices``; returns a batch of them and ``rehearsed``, and the removed tasks.
 
         ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty.
         """
-        e = self.config.evolution
-        items, chosen = [self.items[i] for i in indices], set(indices)
+        e, chosen = self.config.evolution, set(indices)
+        items = [self.items[i] for i in indices]
         self.items = [item for i, item in enumerate(self.items) if i not in chosen]
-        groups = [as_group(item.task) for item in items]
+        groups, tasks = [as_group(item.task) for item in items], [item.task for item in items]
         assign_advantages(groups, self.config.rft.advantage)
         self.counts["handed"] += len(groups)
-        metrics = _metrics(groups, items, served) | {"evolve/rehearsed": float(len(rehearsed))}
-        rate = learning_rate(metrics["evolve/confidence"], e)
+        now, n, shares = time.time(), len(items), LargestShares.of([item.source for item in items])
+        confidence = sum(task.confidence for task in tasks) / n
+        rate = learning_rate(confidence, e)
+        metrics = {
+            "evolve/tasks": float(n),
+            "evolve/rehearsed": float(len(rehearsed)),
+            "evolve/user_share": shares.user_share,
+            "evolve/question_share": shares.question_share,
+            "evolve/confidence": confidence,
+            "evolve/uniform": sum(len({t.reward for t in g.trajectories}) == 1 for g in groups) / n,
+            "evolve/age_s": sum(now - task.created_at for task in tasks) / n,
+            "evolve/lag": sum(max(0, served - group.policy_version) for group in groups) / n,
+            "evolve/lr": rate,
+            "evolve/beta": beta,
+        }
         groups += [as_group(item.task) for item in rehearsed]
         views = [references(item.views) for item in (*items, *rehearsed)]
-        batch = RolloutBatch(0, groups, views, metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta})
-        batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
-        return batch, items
+        options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
+        return RolloutBatch(0, groups, views, metrics=metrics, options=options), items
 
 
-def _metrics(groups: list[Group], items: list[QueuedTask], version: int) -> dict[str, float]:
-    """Tasks, largest shares, mean confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
-    now, tasks = time.time(), [item.task for item in items]
-    n, shares = len(tasks), LargestShares.of([item.source for item in items])
-    return {
-        "evolve/user_share": shares.user_share,
-        "evolve/question_share": shares.question_share,
-        "evolve/tasks": float(n),
-        "evolve/confidence": sum(t.confidence for t in tasks) / n,
-        "evolve/uniform": sum(len({t.reward for t in g.trajectories}) == 1 for g in groups) / n,
-        "evolve/age_s": sum(now - t.created_at for t in tasks) / n,
-        "evolve/lag": sum(max(0, version - g.policy_version) for g in groups) / n,
-    }
+class Rehearsal:
+    """Draws ``evolution.rehearse`` previously learnt experiences for each update, so that new traffic does not undo them.
+
+    They are drawn by priority and success while the learner computes: no update waits for them.
+    """
+
+    def __init__(self, config: EvolutionConfig, memory: Memory | None, pictures: UpdatePictures):
+        self.count = config.rehearse if memory is not None else 0
+        self.memory, self.pictures = memory, pictures
+        self.items: list[QueuedTask] = []
+        self.drawing: asyncio.Task[None] | None = None
+
+    def prepare(self, cap: float) -> None:
+        """Draw for the next update, in the background; no user has more than the share ``cap`` of what is drawn."""
+        if self.count and not self.items and (self.drawing is None or self.drawing.done()):
+            self.drawing = asyncio.create_task(self._draw(cap))
+
+    def take(self, withdrawn: Container[int], forgotten: Container[str]) -> list[QueuedTask]:
+        """What was drawn by now, without answers of ``withdrawn`` versions and ``forgotten`` experiences."""
+        items, self.items = self.items, []
+        current = [item for item in items if item.task.trajectories[0].policy_version not in withdrawn]
+        return [item for item in current if item.task.experience_id not in forgotten]
+
+    def forget(self, experience_ids: Iterable[str]) -> None:
+        """Drop experiences that are deleted or called wrong. Cancels a running draw, which may have them."""
+        if self.drawing is not None:
+            self.drawing.cancel()
+        unwanted = set(experience_ids)
+        self.items = [item for item in self.items if item.task.experience_id not in unwanted]
+
+    async def _draw(self, cap: float) -> None:
+        assert self.memory is not None
+        try:
+            experiences = await self.memory.sample(SURPLUS * self.count, status="processed")
+            chosen = within_share([e for e in experiences if usable(e)], self.count, cap)
+            stored = await asyncio.gather(*(self.memory.pictures(e.id) for e in chosen))
+            self.items = await asyncio.to_thread(self._load, list(zip(chosen, stored, strict=True)))
+        except (PixelisError, RayError) as error:  # the update goes on without
+            log.warning("nothing is rehearsed: %s", error)
+
+    def _load(self, pairs: Sequence[tuple[Experience, Mapping[str, bytes]]]) -> list[QueuedTask]:
+        items = []
+        for experience, stored in pairs:
+            images = [image.id for image in experience.trajectory.images]
+            if all(id in stored for id in images):
+                views = [np.asarray(Image.open(io.BytesIO(stored[id])).convert("RGB")) for id in images]
+                held = self.pictures.hold({experience.trajectory.id: views})
+                items.append(QueuedTask(as_task(experience), held, ""))
+        return items
 
 
-def prompt_key(task: UpdateTask, question: Question | None, views: dict[str, Any]) -> str:
-    """A hash of the question and of the pixels of its first picture."""
-    digest = hashlib.sha256((question.conversation if question is not None else "").encode())
-    for view in views.get(task.trajectories[0].id, [])[:1]:
-        digest.update(view.tobytes())
-    return digest.hexdigest()
+def usable(experience: Experience) -> bool:
+    """Whether an experience can be imitated: it has an elected answer, nobody called it wrong, no token was redacted."""
+    turns = experience.trajectory.turns
+    return experience.verdict.answer is not None and not called_wrong(experience) and all(turn.tokens for turn in turns)
+
+
+def within_share(experiences: Iterable[Experience], most: int, cap: float) -> list[Experience]:
+    """The first ``most`` experiences of which no user has more than the share ``cap``, 0..1, of ``most``."""
+    counts, chosen = Counter[str | None](), list[Experience]()
+    for experience in experiences:
+        if len(chosen) < most and counts[experience.user] < most_tasks(cap, most):
+            counts[experience.user] += 1
+            chosen.append(experience)
+    return chosen
+
+
+def as_task(experience: Experience) -> UpdateTask:
+    """The task of the elected trajectory alone, without an advantage: its log-probabilities are those of old weights."""
+    return UpdateTask(
+        question_id=experience.question.id,
+        trajectories=[experience.trajectory.model_copy(update={"advantage": None})],
+        pseudo_label=experience.verdict.answer or "",
+        confidence=experience.verdict.confidence,
+        created_at=experience.created_at,
+        experience_id=experience.id,
+        user=experience.user or "",
+    )

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors.batch_sources import RolloutSource, samples_of
-from pixelis.actors.group_views import Views
+from pixelis.actors.group_views import Views, fetch
 from pixelis.actors.rollouts import StepResult
-from pixelis.actors.update_pictures import fetch
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import corrected
 from pixelis.evolution.updates import agreeing
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
-from pixelis.records import Group, Trajectory
+from pixelis.records import Group
 
 UNLIMITED_STEPS = 10**9
 """Step limit of a source that ends when its actor does."""
@@ -88,7 +85,7 @@ class UpdateSource(RolloutSource):
                 shown = [group_views[trajectory.id]]
                 if names:
                     shown.append(corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names)))
-                samples += [_weighted(trajectory, pictures, settings.call_weight) for pictures in shown]
+                samples += [from_trajectory(trajectory, pictures) for pictures in shown]
         return samples
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
@@ -111,12 +108,3 @@ class UpdateSource(RolloutSource):
         version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})
         if self.rank == 0:
             ray.get(self.actor.candidate.remote(version))
-
-
-def _weighted(trajectory: Trajectory, views: Sequence[np.ndarray], call_weight: float) -> TrainSample:
-    """A sample whose answer weighs 1 and whose other policy tokens weigh `call_weight`."""
-    sample = from_trajectory(trajectory, views)
-    answer_tokens = len(trajectory.turns[-1].tokens)
-    sample.weights = sample.mask * np.float32(call_weight)
-    sample.weights[-answer_tokens:] = sample.mask[-answer_tokens:]
-    return sample

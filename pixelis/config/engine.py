@@ -41,38 +41,17 @@ class EngineConfig(Section):
     rollout_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="timeout in seconds of a group of episodes with its retries; unset: derived from dialogue.max_turns, "
-        "dialogue.max_turn_tokens, toolbox.timeout_s and the number of episodes for each generator",
-    )
-    load_timeout_s: float | None = Field(
-        None,
-        gt=0,
-        description="timeout in seconds of loading a version, including the episodes that a generator finishes first; after that "
-        "it gets no work until the version is loaded; unset: rollout_timeout_s plus 60",
-    )
-    retry_pause_s: float = Field(1.0, gt=0, description="seconds between attempts to restart a failed generator")
-    suspect_s: float = Field(
-        10.0,
-        gt=0,
-        description="serving: seconds during which a generator that failed gets requests only when no other is available",
-    )
-    health_timeout_s: float = Field(
-        2.0,
-        gt=0,
-        description="timeout in seconds of a generator's health check; a process that answers "
-        "none for 15 times as long while it has work hangs, and its groups are rolled out on other generators",
+        description="timeout in seconds of a group of episodes with its retries; loading a version may take a minute more; "
+        "unset: derived from dialogue.max_turns, dialogue.max_turn_tokens, toolbox.timeout_s and the episodes of a generator",
     )
     on_update: Literal["drain", "keep"] = Field(
         "drain",
         description="drain: finish the running episodes before loading new weights; keep: pause them, load the weights and "
-        "continue, which avoids waiting for the longest episode when rft.max_off_policy_steps is above 0",
+        "continue; use it when rft.max_off_policy_steps is above 0",
     )
     tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs of one node that share one model, equal to engine.gpus")
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="vllm: share of the reserved GPU memory (gpus=0.5: of half a GPU) for weights and KV cache"
-    )
-    kv_cache_bytes: int | None = Field(
-        None, ge=1, description="vllm: size of the KV cache; unset: what gpu_memory_utilization leaves (on CPUs 1 GiB)"
     )
     enforce_eager: bool = Field(False, description="vllm: no CUDA graphs (slower, but starts faster)")
     adapters: Literal["swap", "merge"] = Field(
@@ -85,9 +64,6 @@ class EngineConfig(Section):
     )
     model: str | None = Field(
         None, description="vllm: folder of a quantised copy of policy.model, which learners still train with its own weights"
-    )
-    max_loras: int = Field(
-        2, ge=1, description="vllm: maximum number of loaded LoRA adapters (the new one is loaded while the old one is in use)"
     )
 
     @property

@@ -87,8 +87,6 @@ class LossConfig(Section):
     dual_clip: float = Field(
         0.0, ge=0, description="dual-clip constant c: bound of the loss, in multiples of a negative advantage; 0: off"
     )
-    sapo_positive: float = Field(1.0, gt=0, description="temperature of the soft gate for positive advantages")
-    sapo_negative: float = Field(1.05, gt=0, description="temperature of the soft gate for negative advantages")
     aggregate: Literal["token", "sequence", "constant"] = Field(
         "token",
         description="loss of a batch: mean over all tokens, mean over sequences of token means, or sum divided by a constant "
@@ -106,7 +104,6 @@ class LossConfig(Section):
     kl_target: float = Field(
         0.0, ge=0, description="adapts the weight `kl` so that the divergence per token approaches this; 0: the weight is fixed"
     )
-    kl_horizon: float = Field(10.0, gt=0, description="steps in which the adapted weight changes by a fifth at most")
     kl_in: Literal["loss", "reward"] = Field(
         "loss",
         description="place of the KL term: in the loss, or subtracted from the reward (with k1): at each token for the "
@@ -148,15 +145,14 @@ class CriticConfig(Section):
     """The value head of PPO."""
 
     lr: float = Field(1e-3, gt=0, description="learning rate of AdamW")
-    hidden: int = Field(256, ge=1, description="width of the hidden layer of the value head")
-    clip: float = Field(0.2, gt=0, description="values move at most so far from those before the batch without a larger loss")
+    clip: float = Field(0.2, gt=0, description="farther from its value before the batch, a value no longer changes the loss")
 
 
 class GroupFilterConfig(Section):
     key: str = Field(
         "none",
-        description="replace groups without a signal by new questions: `reward`, or a term of rewards.weights or rewards.own "
-        "whose values decide; with accuracy those whose rollouts are all correct or all wrong (DAPO)",
+        description="replace groups in which this value is equal: `reward`, or a term of rewards.weights or rewards.own; "
+        "accuracy: groups whose rollouts are all correct or all wrong (DAPO); none: keep all groups",
     )
     min_std: float = Field(1e-4, ge=0, description="minimum standard deviation of the key in a group")
     low: float | None = Field(None, description="the mean of the key in a group must be above (EasyR1: 0.01)")
@@ -188,10 +184,8 @@ class ReplayConfig(Section):
         0.0, ge=0, lt=1, description="a rollout is kept if its |advantage| is in this quantile of its batch; 0.7: in the top 30 %"
     )
     share: float = Field(
-        0.0, ge=0, lt=1, description="share of a batch that kept rollouts may have beside the fresh ones; 0: they only fill it up"
+        0.0, ge=0, lt=1, description="share of a batch for kept rollouts beside the fresh ones; 0: they only fill it up"
     )
-    max_age: int = Field(8, ge=1, description="maximum age of a kept rollout in steps")
-    max_bytes: int = Field(1_000_000_000, ge=1, description="maximum size of the views of kept rollouts in the object store")
 
 
 class RftConfig(Section):

@@ -261,7 +261,7 @@ class Config(Section):
     @property
     def load_timeout_s(self) -> float:
         """Timeout of loading a version, which may have to wait for the longest episode."""
-        return self.engine.load_timeout_s or self.rollout_timeout_s + 60.0
+        return self.rollout_timeout_s + 60.0
 
     def to_yaml(self) -> str:
         """The resolved configuration as YAML, which loads to an equal Config."""

@@ -1,7 +1,7 @@
 """Batched decoding: the KV cache of a wave, sampling, and the decoding loop. Plain torch, no asyncio.
 
-A wave is a batch of rows (requests). Each distinct new prompt is prefilled once; rows of open episodes bring keys and values from
-earlier waves. Then all rows decode together until each has generated its stop token or reached its limit.
+A wave is a batch of rows (requests). Each distinct new prompt is prefilled once; rows of open episodes bring keys and
+values from earlier waves. Then all rows decode together until each has its stop token or reaches its limit.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ class Row:
     """One request of a wave.
 
     key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's random numbers.
-    on_token: called with the number and the id of each new token.
-    `Decoder.prepare` sets the other fields: ids (starting with the last sampled token), their positions, the next free position,
-    the hash of the first prompt and the digests of the views.
+    on_token: called with the number and the id of each new token. `Decoder.prepare` sets the other fields: ids (starting
+    with the last sampled token), their positions, the next free position, the hash of the first prompt, digests of the views.
     """
 
     tokens: Sequence[int]
@@ -128,7 +127,9 @@ class Decoder:
         order, parts, hidden = [], [], []
         if fresh:
             distinct: dict[object, int] = {}
-            prompt = [distinct.setdefault(self._prompt_key(rows[i]), len(distinct)) for i in fresh]
+            # Contents are compared too: a wrong key costs time but never gives a wrong answer.
+            keys = [object() if (r := rows[i]).key is None else (r.key, r.ids.tobytes(), *r.digests) for i in fresh]
+            prompt = [distinct.setdefault(key, len(distinct)) for key in keys]
             first = dict(zip(reversed(prompt), reversed(fresh), strict=True))
             members = [rows[first[p]] for p in range(len(distinct))]
             longest = max(len(row.ids) for row in members)
@@ -150,10 +151,6 @@ class Decoder:
         results = self._decode([rows[i] for i in order], store, torch.cat(hidden))
         by_row = dict(zip(order, results, strict=True))
         return [by_row[i] for i in range(len(rows))]
-
-    def _prompt_key(self, row: Row) -> object:
-        # Contents are compared too: a wrong key costs time but never gives a wrong answer.
-        return object() if row.key is None else (row.key, row.ids.tobytes(), *row.digests)
 
     def _gather(self, rows: Sequence[Row], extra: int) -> KeyValues:
         """Copy the pasts of rows from any number of stores into one store, in the order of `rows`."""
@@ -190,21 +187,18 @@ class Decoder:
         causal = torch.ones(longest, start + longest, dtype=torch.bool, device=self.device).tril(start)
         # A padding query must see something: else its softmax is NaN, which spreads to other rows through masked sums.
         mask = (store.valid[:, None, : start + longest] & causal) | ~inside[:, :, None]
+        features, views = None, [view for row in rows for view in row.views]
+        if views:
+            digests = [digest for row in rows for digest in row.digests]
+            features = concatenate(self.features.get(self.model, self.spec, views, digests))
         hidden = self._forward(
             torch.from_numpy(tokens).to(self.device),
             torch.from_numpy(positions).to(self.device),
             mask[:, None],
             store,
-            self._features(rows),
+            features,
         )
         return hidden[torch.arange(len(rows), device=self.device), size - 1]
-
-    def _features(self, rows: Sequence[Row]) -> Features | None:
-        views = [view for row in rows for view in row.views]
-        if not views:
-            return None
-        digests = [digest for row in rows for digest in row.digests]
-        return concatenate(self.features.get(self.model, self.spec, views, digests))
 
     def _forward(
         self,

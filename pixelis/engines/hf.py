@@ -97,7 +97,7 @@ class HfEngine(Sessions[HfSession]):
         self._device = next(self.model.parameters()).device
         use_cached_attention(self.model)
         super().__init__(fingerprint(model_folder), drains=engine.on_update == "drain")
-        self.max_num_seqs, self.seed, self.version = engine.max_num_seqs, seed, 0
+        self.max_num_seqs, self.seed = engine.max_num_seqs, seed
         self._decoder = Decoder(self.model, self.spec, self.tokenizer)
         self._base = BaseWeights()
         # OpenMP's number of threads is a setting of each thread: set it in the worker.
@@ -105,16 +105,22 @@ class HfEngine(Sessions[HfSession]):
         self._pending: list[_Request] = []
         self._wave: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.waves = self.rows_done = self.failures = 0
-        self.busy_s = 0.0
+        self.waves = 0
 
     def _new_session(self, prefix_key: str | None, ordinal: int) -> HfSession:
         return HfSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         """Switch to `version`; see `engines.Engine.load`."""
+
+        def merge() -> None:
+            changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
+            merge_into(self.model, self._base, adapter)
+            if any(map(is_vision, changed)):
+                self._decoder.features.clear()
+
         async with self._loading(adapter):
-            await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
+            await asyncio.get_running_loop().run_in_executor(self._worker, merge)
             self.version = version
 
     async def _free(self) -> None:
@@ -132,31 +138,12 @@ class HfEngine(Sessions[HfSession]):
             self._base[name] = weight.to(device)
         torch.cuda.empty_cache()
 
-    def _merge(self, adapter: Adapter | None) -> None:
-        changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
-        merge_into(self.model, self._base, adapter)
-        if any(map(is_vision, changed)):
-            self._decoder.features.clear()
-
     async def health(self) -> dict[str, object]:
         """Version, load and counters."""
         decoder = self._decoder
-        return {
-            "engine": "hf",
-            "version": self.version,
-            "sessions": len(self._sessions),
-            "pending": len(self._pending),
-            "busy": self._wave is not None,
-            "loading": not (self._may_open.is_set() or self.asleep),
-            "asleep": self.asleep,
-            "waves": self.waves,
-            "rows": self.rows_done,
-            "failures": self.failures,
-            "busy_s": round(self.busy_s, 3),
-            "tokens_read": decoder.tokens_read,
-            "tokens_reused": decoder.tokens_reused,
-            "tokens_written": decoder.tokens_written,
-        }
+        self.tokens_read, self.tokens_reused = decoder.tokens_read, decoder.tokens_reused
+        self.tokens_written = decoder.tokens_written
+        return self._health("hf", len(self._pending), self._wave is not None, self.busy_s) | {"waves": self.waves}
 
     async def aclose(self) -> None:
         """Fail pending requests, close all sessions and stop the worker. Idempotent."""
@@ -207,11 +194,12 @@ class HfEngine(Sessions[HfSession]):
             batch, self._pending = waiting[: self.max_num_seqs], waiting[self.max_num_seqs :]
             self._wave = loop.create_task(self._run(batch))
         elif self._timer is None:
-            self._timer = loop.call_later(MAX_WAIT_S - waited + 1e-3, self._on_timer)
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._start_wave()
+            def on_timer() -> None:
+                self._timer = None
+                self._start_wave()
+
+            self._timer = loop.call_later(MAX_WAIT_S - waited + 1e-3, on_timer)
 
     async def _run(self, batch: list[_Request]) -> None:
         loop = asyncio.get_running_loop()

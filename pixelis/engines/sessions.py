@@ -1,7 +1,4 @@
-"""Request validation and session bookkeeping of all engines.
-
-Sessions are numbered per key; new sessions wait while another version is loaded.
-"""
+"""What both engines share: checks of requests, the open sessions by key, loading, sleep, and health."""
 
 from __future__ import annotations
 
@@ -51,6 +48,9 @@ class Sessions(ABC, Generic[S]):
         for event in (self._may_open, self._idle, self._awake):
             event.set()
         self._shutdown = False
+        self.version = self.rows_done = self.failures = 0
+        self.tokens_read = self.tokens_reused = self.tokens_written = 0
+        self.busy_s = 0.0
 
     @abstractmethod
     def _new_session(self, prefix_key: str | None, ordinal: int) -> S:
@@ -83,6 +83,24 @@ class Sessions(ABC, Generic[S]):
                 del self._keys[session.prefix_key]
         if not self._sessions:
             self._idle.set()
+
+    def _health(self, name: str, pending: int, busy: bool, busy_s: float) -> dict[str, object]:
+        """Version, load and counters, as `engines.Engine.health` returns them."""
+        return {
+            "engine": name,
+            "version": self.version,
+            "sessions": len(self._sessions),
+            "pending": pending,
+            "busy": busy,
+            "loading": not (self._may_open.is_set() or self.asleep),
+            "asleep": self.asleep,
+            "rows": self.rows_done,
+            "failures": self.failures,
+            "busy_s": round(busy_s, 3),
+            "tokens_read": self.tokens_read,
+            "tokens_reused": self.tokens_reused,
+            "tokens_written": self.tokens_written,
+        }
 
     @property
     def asleep(self) -> bool:
@@ -122,14 +140,13 @@ class Sessions(ABC, Generic[S]):
 
     @asynccontextmanager
     async def _loading(self, adapter: Adapter | None) -> AsyncIterator[None]:
-        """Context in which the weights may change: one load at a time, and no open session if the engine drains.
+        """Let the weights change in the block: one load at a time, and no open session if the engine drains.
 
         Raises BadInput for an adapter of another base model.
         """
         if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
-            raise BadInput(
-                "the adapter was trained on another base model", code="foreign_adapter", fix="use the same policy.model"
-            )
+            message = "the adapter was trained on another base model"
+            raise BadInput(message, code="foreign_adapter", fix="use the same policy.model")
         while True:
             await self._awake.wait()
             async with self._load_lock:

@@ -32,7 +32,7 @@ from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDepe
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
-from pixelis.policy.ranks import largest_rank, merges, served_rank
+from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ class VllmSession:
 class VllmEngine(Sessions[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
-    model_folder: a Hugging Face folder. dialogue: its pixel budgets, number of images and context are the engine's limits. seed:
-    contributes to the random numbers of every session. Raises MissingDependency without vLLM, BadInput and MissingFile for an
-    unsupported model, InfraFailure if vLLM does not start.
+    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits; ``seed`` contributes to the
+    random numbers of every session. Raises MissingDependency without vLLM, BadInput and MissingFile for an unsupported
+    model, InfraFailure if vLLM does not start.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class VllmEngine(Sessions[VllmSession]):
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)
         super().__init__(fingerprint(folder), drains=engine.on_update == "drain")
-        self.seed, self.version = seed, 0
+        self.seed = seed
         self.max_context, self.max_images, self.timeout_s = dialogue.max_context, dialogue.max_images, engine.timeout_s
         self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
         self.merges = merges(policy, engine)
@@ -159,8 +159,7 @@ class VllmEngine(Sessions[VllmSession]):
         self._merged = False
         self._broken: str | None = None
         self._loads = self._requests = self._pending = 0
-        self.rows_done = self.failures = self.tokens_read = self.tokens_reused = self.tokens_written = 0
-        self.busy_s = self._since = 0.0
+        self._since = 0.0
         try:
             self._llm = self._start(folder, policy, engine)
         except BaseException:
@@ -196,7 +195,7 @@ class VllmEngine(Sessions[VllmSession]):
                 # Never the Ray backend: in an actor it would reserve the actor's GPUs a second time.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
                 "gpu_memory_utilization": engine.gpu_memory_utilization * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
-                "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
+                "kv_cache_memory_bytes": None if on_gpu else _CPU_CACHE_BYTES,
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
                 "scheduling_policy": "priority",
@@ -219,7 +218,7 @@ class VllmEngine(Sessions[VllmSession]):
                 arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
             else:
                 rank = served_rank(largest_rank(policy.lora))
-                arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": engine.max_loras}
+                arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_LORAS}
             try:
                 # The context of offline inference has the largest default for the tokens of a prefill.
                 settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
@@ -321,22 +320,8 @@ class VllmEngine(Sessions[VllmSession]):
     async def health(self) -> dict[str, object]:
         """Version, load and counters; tokens_reused counts prompt tokens from the prefix cache."""
         busy = time.perf_counter() - self._since if self._pending else 0.0
-        return {
-            "engine": "vllm",
-            "alive": self._failure() is None,
-            "version": self.version,
-            "sessions": len(self._sessions),
-            "pending": self._pending,
-            "busy": self._pending > 0,
-            "loading": not (self._may_open.is_set() or self.asleep),
-            "asleep": self.asleep,
-            "rows": self.rows_done,
-            "failures": self.failures,
-            "busy_s": round(self.busy_s + busy, 3),
-            "tokens_read": self.tokens_read,
-            "tokens_reused": self.tokens_reused,
-            "tokens_written": self.tokens_written,
-        }
+        health = self._health("vllm", self._pending, self._pending > 0, self.busy_s + busy)
+        return health | {"alive": self._failure() is None}
 
     async def aclose(self) -> None:
         """Fail pending requests, close all sessions and stop vLLM. Idempotent."""
@@ -387,8 +372,12 @@ class VllmEngine(Sessions[VllmSession]):
             self.failures += 1
             raise
         except Exception as error:
+            from vllm.exceptions import VLLMClientError
+
             self.failures += 1
-            raise self._convert(error) from error
+            if isinstance(error, (ValueError, TypeError, VLLMClientError)):
+                raise BadInput(f"vLLM refused the request: {error}") from error
+            raise InfraFailure(f"vLLM failed: {self._failure() or repr(error)}", code="engine_failed") from error
         finally:
             self._pending -= 1
             if not self._pending:
@@ -457,13 +446,6 @@ class VllmEngine(Sessions[VllmSession]):
         top_log_probs = [_most_likely(entry, top) for entry in values] if top else []
         stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
         return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs)
-
-    def _convert(self, error: Exception) -> PixelisError:
-        from vllm.exceptions import VLLMClientError
-
-        if isinstance(error, (ValueError, TypeError, VLLMClientError)):
-            return BadInput(f"vLLM refused the request: {error}")
-        return InfraFailure(f"vLLM failed: {self._failure() or repr(error)}", code="engine_failed")
 
     def _failure(self) -> str | None:
         if self._shutdown:

@@ -6,7 +6,6 @@ vLLM reads the model from a folder of links with our image processor settings, s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -14,9 +13,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import filelock
 
 from pixelis.dialogue.spec import ModelSpec, model_config
 from pixelis.errors import BadConfig
+from pixelis.files import locked
 
 if TYPE_CHECKING:
     from pixelis.config import EngineConfig
@@ -35,40 +38,27 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json"
 class Scratch:
     """A folder in shared memory, or else in the temporary folder, for the lifetime of this process.
 
-    A lock marks folders in use; folders of killed processes are removed here.
+    It holds a lock beside the folder. Folders of killed processes, whose locks are free, are removed here.
     """
 
     def __init__(self) -> None:
         shared = Path("/dev/shm")
         parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-        for old in parent.glob(f"{PREFIX}*"):
-            _remove_if_orphan(old)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        # Locked before it gets the name that other processes check.
-        self._lock = os.open(self.path / "new", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.rename(self.path / "new", self.path / "lock")
+        for lock in parent.glob(f"{PREFIX}*.lock"):
+            with contextlib.suppress(filelock.Timeout, OSError), locked(lock, wait=False):  # OSError: another user's
+                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+                lock.unlink()
+        self.path = parent / f"{PREFIX}{uuid4().hex}"
+        self._lock = self.path.with_suffix(".lock")
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(locked(self._lock))
+        self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
         """Delete the folder. Idempotent."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _remove_if_orphan(folder: Path) -> None:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except OSError:  # another user's, or just being created or removed
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        pass
-    finally:
-        os.close(lock)
+        self._lock.unlink(missing_ok=True)
+        self._held.close()
 
 
 def require_served(spec: ModelSpec) -> None:

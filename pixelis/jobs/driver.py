@@ -31,8 +31,8 @@ from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.telemetry import artifacts, lineage
-from pixelis.telemetry.metrics import require_trackers
+from pixelis.telemetry import lineage
+from pixelis.telemetry.trackers import log_results, require_trackers
 
 SOURCE_KEYS = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
 """Configuration keys of data sources, named in errors."""
@@ -105,7 +105,7 @@ def run_folder(
             stop_file(config).unlink(missing_ok=True)
             lineage.record(folder, inputs=inputs, config=config, kind="run", grows=True)
         yield folder
-        artifacts.log_results(config)
+        log_results(config)
 
 
 def make_run_dir(config: Config) -> Path:

@@ -55,14 +55,6 @@ def check(config: Config, needs: Sequence[Need], grows: bool = False) -> list[Fi
     return findings
 
 
-def copies(needs: Sequence[Need], nodes: list[Node], most: int) -> int:
-    """How many times a whole job fits the free resources of nodes at once, up to ``most``. Uses up the nodes."""
-    for count in range(most):
-        if any(_place(need, nodes) for need in needs):
-            return count
-    return most
-
-
 # -- placement -------------------------------------------------------------------------------------------------------------------
 
 

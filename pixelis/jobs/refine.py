@@ -29,6 +29,7 @@ from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Pipeline, records
 from pixelis.datasets.refinement.row_checks import CheckedRow
 from pixelis.errors import BadInput
+from pixelis.files import write_json
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.rewards.services import Services
@@ -79,30 +80,26 @@ def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | B
 
 def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
     """Outcomes of the policy's episodes on the remaining questions. Starts a cluster if episodes are missing."""
+    import ray
+
     episodes = Episodes(config, folder, pipeline.questions())
     if missing := episodes.missing():
         from pixelis.actors import placement
 
         with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
+            coordinator, times = actors.coordinator, config.refinement.pass_rate.episodes
             for arm in missing:
-                run_arm = functools.partial(_evaluate, actors.coordinator, episodes, arm, config.refinement.pass_rate.episodes)
-                poll = functools.partial(_done, actors.coordinator, arm)
-                groups, _ = watch(config, f"episodes {arm}", episodes.count, run_arm, poll)
+
+                def evaluate(arm: str = arm) -> Any:
+                    source, operations = str(episodes.source), episodes.arms[arm]
+                    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, arm, None, times))
+
+                def poll(arm: str = arm) -> tuple[int, dict[str, Any]]:
+                    return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
+
+                groups, _ = watch(config, f"episodes {arm}", episodes.count, evaluate, poll)
                 episodes.store(arm, groups)
     return episodes.outcomes()
-
-
-def _evaluate(coordinator: Any, episodes: Episodes, arm: str, times: int) -> Any:
-    import ray
-
-    source, operations = str(episodes.source), episodes.arms[arm]
-    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, arm, None, times))
-
-
-def _done(coordinator: Any, arm: str) -> tuple[int, dict[str, Any]]:
-    import ray
-
-    return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
 
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
@@ -113,7 +110,7 @@ def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
     data_card.write_card(folder, summary, examples, config.run.name)
     is_rejected = any(not gate.passed for gate in pipeline.gates)
-    sets.write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
+    write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
     print(f"kept {summary['kept']} of {summary['rows']} rows; dropped {_listed(summary['dropped'])}")
     if "pass_rate" in summary:
         print(f"pass rates: {_listed(summary['pass_rate'])}")
@@ -155,10 +152,10 @@ def check(config: Config) -> None:
     s = config.refinement
     steps = {
         "rules": True,
-        "observations by execution": s.observe,
+        "observations by execution": True,
         "quality": True,
         f"judge {config.rewards.judge.model}": s.quality.judge,
-        "exact duplicates": s.duplicates.exact,
+        "exact duplicates": True,
         f"near duplicates (pictures by {s.duplicates.pictures})": bool(s.duplicates.near),
         f"hold-out against {', '.join(s.holdout.sources)}": bool(s.holdout.sources),
         f"{s.pass_rate.episodes} episodes per question": bool(s.pass_rate.episodes),

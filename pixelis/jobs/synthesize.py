@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.synthesis.corrections import WAYS
-from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, quotas
+from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, SourceRows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs.driver import driver, run_folder
@@ -49,9 +49,7 @@ def run(config: Config) -> dict[str, Any]:
             while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
                 cluster.connect(config)
                 outcomes = synthesis.outcomes(config, scheduler.left(), rows)
-                while scheduler.completed < scheduler.target and (
-                    shard := list(itertools.islice(outcomes, config.synthesis.shard))
-                ):
+                while scheduler.completed < scheduler.target and (shard := list(itertools.islice(outcomes, SHARD))):
                     scheduler.commit(shard)
                     progress.update(scheduler.completed, attempts=sum(quota.attempts for quota in scheduler.quotas.values()))
         seconds = time.monotonic() - started

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from pixelis import config
 
+HIDDEN = 256
+"""Width of the hidden layer of the value head."""
+
 
 class Critic:
     """Value of the state before each policy token: hidden states float [tokens, width] to float32 [tokens]."""
@@ -24,8 +27,8 @@ class Critic:
         self.settings = settings
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            last = nn.Linear(settings.hidden, 1)
-            self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, settings.hidden), nn.GELU(), last)
+            last = nn.Linear(HIDDEN, 1)
+            self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), last)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         self.head.to(device)

@@ -22,6 +22,8 @@ from pixelis.errors import BadConfig
 if TYPE_CHECKING:
     from pixelis import config
 
+SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
+"""Temperatures of SAPO's soft gate by the sign of the advantage, as in the paper."""
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before exp, which overflows float32 near 89. Such a token is clipped anyway."""
 
@@ -240,7 +242,7 @@ def cispo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: co
 
 def sapo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
     """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: soft clipping with slope 1 at ratio 1 (arXiv 2511.20347)."""
-    temperature = torch.where(advantages >= 0, settings.sapo_positive, settings.sapo_negative)
+    temperature = torch.where(advantages >= 0, SAPO_POSITIVE, SAPO_NEGATIVE)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages, _clip_metrics(none, none)
 

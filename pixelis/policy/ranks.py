@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 POWERS_ABOVE = 16
 TOP = 50
+MAX_LORAS = 2
+"""LoRA adapters that vLLM holds: the next one is loaded while the last one is in use."""
 """Number of singular values of a layer in a rank file."""
 POWER_ITERATIONS = 4
 

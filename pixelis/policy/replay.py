@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pixelis import config
 
 FLOOR = 1e-4
+MAX_AGE, MAX_BYTES = 8, 1_000_000_000
+"""Most steps since a kept rollout was made, and most bytes of the views of kept rollouts in the object store."""
 """Added to |advantage| before the exponent, as in Pixel-Reasoner."""
 
 
@@ -47,7 +49,7 @@ class SampleReplay:
     alpha: exponent of |advantage|; 0 samples uniformly.
     """
 
-    def __init__(self, capacity: int, alpha: float = 1.0, max_age: int = 16, max_bytes: int = 1_000_000_000):
+    def __init__(self, capacity: int, alpha: float = 1.0, max_age: int = MAX_AGE, max_bytes: int = MAX_BYTES):
         self.capacity, self.alpha, self.max_age, self.max_bytes = capacity, alpha, max_age, max_bytes
         self.samples: deque[ReplaySample] = deque()
         self.bytes = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pixelis.policy.adapters import adapter_bytes
+from pixelis.policy.replay import MAX_BYTES
 
 if TYPE_CHECKING:
     from pixelis import config
@@ -47,7 +48,7 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
     - views: the first view of a question once, and a crop for each further turn of each rollout; of the groups that are accepted
       or running, `(max_off_policy_steps + 1) * prompts_per_step`, and of the batch that is learnt.
     - pictures: at full resolution, until a group ends.
-    - replay: `rft.replay.max_bytes`, if it is used.
+    - replay: the views of kept rollouts, with `rft.replay.capacity`.
     """
     r, d = c.rft, c.dialogue
     running = (r.max_off_policy_steps + 1) * r.prompts_per_step
@@ -57,7 +58,7 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
         "versions": kept_versions(c, job) * version,
         "views": (running + r.prompts_per_step) * group,
         "pictures": running * PICTURE_PIXELS * PIXEL_BYTES,
-        "replay": r.replay.max_bytes if r.replay.capacity else 0,
+        "replay": MAX_BYTES if r.replay.capacity else 0,
     }
     return {name: size for name, size in out.items() if size}
 

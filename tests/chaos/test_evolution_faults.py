@@ -40,8 +40,7 @@ from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
 from pixelis.serve.agent import Agent, data_url
-from pixelis.serve.agent_types import AgentQuery, Answer
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -51,14 +50,14 @@ RecordFigures = Callable[..., None]
 
 
 def canary_questions() -> list[Question]:
-    questions = itertools.islice(read_questions("cards:?split=train&seed=1"), 16)
+    questions = itertools.islice(read_questions("cards:?split=train&seed=1"), 8)
     return [question.model_copy(update={"answers": ["7"], "annotations": None, "meta": {}}) for question in questions]
 
 
 def config(folder: Path, *overrides: str) -> Config:
     (folder / "canary.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in canary_questions()))
     base = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.shards=2"]
-    base += [f"evolution.canary.questions={folder}/canary.jsonl", "evolution.canary.count=16", "evolution.canary.every=1"]
+    base += [f"evolution.canary.questions={folder}/canary.jsonl", "evolution.canary.count=8", "evolution.canary.every=1"]
     base += ["evolution.canary.risk=1"]  # so few questions rule nothing out
     base += [f"evolution.canary.watch_s={WATCH_S}", "evolution.batch=4", "evolution.review.share=1", "evolution.cold_start=0"]
     base.append("evolution.max_share_per_question=1")  # the queries repeat one question

@@ -60,7 +60,7 @@ def nodes() -> Iterator[tuple[str, Callable[[], None]]]:
     process.wait(timeout=60)
 
 
-# Quick tests: killed learners in test_learner_faults.py, lost nodes in test_elasticity.py and tests/unit/test_node_watch.py.
+# Shorter: killed learners in test_learner_faults.py, lost nodes in tests/unit/actors/test_node_watch.py.
 @pytest.mark.long
 def test_a_lost_node_of_the_learners(
     nodes: tuple[str, Callable[[], None]], tmp_path: Path, record_figures: Callable[..., None]

@@ -103,6 +103,7 @@ def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: 
     assert result["consumed"] == [0, 1, 2, 3]
 
 
+@pytest.mark.long  # the memory above meets the same faults
 def test_f09_actors_are_ready_while_calls_fail(lost_calls: dict[str, subprocess.Popen]) -> None:
     """F9: half of all calls of actors fail."""
     assert result_of(lost_calls["placed"]) == {"generators": 2}

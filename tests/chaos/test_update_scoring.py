@@ -22,6 +22,7 @@ from pixelis.serve.agent_types import AgentQuery
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
+@pytest.mark.long  # tests/ray/test_update_scoring.py: a Scorer with a state
 def test_update_tasks_are_scored_with_states_of_the_embedder(ray_cluster: None, tmp_path: Path) -> None:
     own = ["rewards.preset=pixelis", "evolution.canary.enabled=false", "evolution.review.share=0", "evolution.batch=2"]
     settings = config(tmp_path, *own, "engine.workers=1", "memory.enabled=false")

@@ -27,7 +27,7 @@ STEPS, FAILING = 4, 3
 """Steps of the run, and the version whose broadcast fails. Version 1 is the start, which is stored."""
 RUN = ["policy.model=nano", "policy.full=true", "learner.lr=1e-4", f"rft.steps={STEPS}", "rft.prompts_per_step=4"]
 RUN += ["rft.group_size=4", "dialogue.max_turn_tokens=16", "rewards.weights.length=1.0", "engine.workers=2", "engine.cpus=0.25"]
-RUN += ["policy_store.transfer=gloo", "policy_store.transfer_timeout_s=12", "engine.retry_pause_s=.2"]
+RUN += ["policy_store.transfer=gloo", "policy_store.transfer_timeout_s=12"]
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 

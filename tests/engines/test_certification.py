@@ -13,6 +13,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="requires vLLM: make test-vllm")
+@pytest.mark.long  # test_parity.py compares more
 def test_the_certification_compares_vllm_with_the_learner_before_and_after_an_adapter() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "vllm"]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)

@@ -46,8 +46,8 @@ def name(kind: tuple[str, str, bool]) -> str:
 
 def marks(kind: tuple[str, str, bool]) -> list[pytest.MarkDecorator]:
     engine, family, merge = kind
-    # For Pixelis, Qwen2-VL differs from Qwen2.5-VL by two names of vLLM's processors.
-    is_long = merge or family == "qwen2_vl"
+    # One start of vLLM is tested always: with pictures and adapters at runtime. test_vllm.py loads full weights.
+    is_long = merge or family != "qwen2_5_vl"
     return [] if engine == "hf" else [pytest.mark.slow, pytest.mark.long] if is_long else [pytest.mark.slow]
 
 

@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError
 
 from pixelis.actors import coordinator as coordinators
 from pixelis.actors.coordinator import Coordinator
-from pixelis.actors.generator_router import RolloutRequest
+from pixelis.actors.generator_router import RolloutRequest, RouterTimeouts
 from pixelis.config import Config, DataConfig, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
@@ -105,6 +105,8 @@ def without_ray() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinators, "question_stream", plain)
         patch.setattr(coordinators, "actor_handle", lambda actor: actor)
+        quick = RouterTimeouts(60.0, 60.0, retry_pause_s=0.001)
+        patch.setattr(coordinators.RouterTimeouts, "of", lambda _: quick)
         patch.setattr(ray, "cancel", lambda call: call.cancel())
         yield
 
@@ -113,5 +115,4 @@ RUN = tempfile.TemporaryDirectory(prefix="pixelis-coordinator-")
 
 
 def settings_of(**rft: Any) -> Config:
-    engine = {"retry_pause_s": 0.001}
-    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "engine": engine, "rft": rft})
+    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "rft": rft})

@@ -358,6 +358,7 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
     assert str(tmp_path / "report.html") in out
 
 
+@pytest.mark.long  # above: one set at one budget
 @pytest.mark.usefixtures("ray_cluster")
 def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

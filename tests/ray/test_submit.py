@@ -96,10 +96,6 @@ def job(address: str, env: dict[str, str], verb: str, *arguments: str) -> subpro
     return run([RAY, "job", verb, "--address", address, *arguments], env)
 
 
-def submit(address: str, env: dict[str, str], *command: str) -> subprocess.CompletedProcess:
-    return job(address, env, "submit", "--working-dir", ".", "--", *command)
-
-
 def documented() -> list[str]:
     """The lines of docs/cluster.md that set the authentication and submit a job."""
     (block, *_) = re.findall(r"```\n(.*?)```", (ROOT / "docs/cluster.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -114,10 +110,6 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     export, *submission = documented()
     client = {**env, "RAY_API_SERVER_ADDRESS": address}
     del client["RAY_AUTH_MODE"]
-    without = run(["bash", "-ec", "\n".join(submission)], client, tmp_path)
-    assert without.returncode != 0
-    assert "authentication token" in without.stderr.lower(), "docs/cluster.md explains this error"
-
     # The adapter of an SFT run would only cost time here.
     overrides = "policy.adapter=null rft.steps=500 rft.prompts_per_step=2 rft.group_size=2 learner.checkpoint_every=500"
     script = "\n".join([export, *submission]).replace(" -- ", " --no-wait --submission-id first -- ")
@@ -139,9 +131,18 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     assert checkpoint.step_of(latest) == len(events.read(folder, "step/policy")) >= 2
     assert not (folder / "lock.json").exists()
 
+
+@pytest.mark.long  # of Ray; above: the right token
+def test_a_client_without_the_token_is_refused(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    address, env = head
+    client = {name: value for name, value in env.items() if name != "RAY_AUTH_MODE"} | {"RAY_API_SERVER_ADDRESS": address}
+    without = run(["bash", "-ec", "\n".join(documented()[1:])], client, tmp_path)
+    assert without.returncode != 0
+    assert "authentication token" in without.stderr.lower(), "docs/cluster.md explains this error"
     wrong_token = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
     (tmp_path / "other-token").write_text(secrets.token_hex(32))
-    assert submit(address, wrong_token, "true").returncode != 0, "a client with a wrong token is refused"
+    submitted = job(address, wrong_token, "submit", "--working-dir", ".", "--", "true")
+    assert submitted.returncode != 0
 
 
 def test_the_head_lists_the_metrics_of_every_node_for_prometheus(head: tuple[str, dict[str, str]]) -> None:

@@ -133,7 +133,11 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize("op", CODES)
+RARE = {"sleep", "stop", "fork", "exit", "segfault", "strange", "scribble", "eat_python", "eat_cv2", "leak", "shout"}
+"""Other ways to the same end as a call that is tested always."""
+
+
+@pytest.mark.parametrize("op", [pytest.param(op, marks=[pytest.mark.long] if op in RARE else []) for op in CODES])
 def test_a_hostile_call_returns_its_error_in_time_and_the_next_call_succeeds(bench: Bench, op: str) -> None:
     bench.wait_until_complete()
     start = time.monotonic()
@@ -171,7 +175,8 @@ def test_a_leaking_process_is_replaced_without_failing_a_call(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(
-    ("count", "leaves", "sleeps"), [(24, 7, 15), (230, 7, 150), pytest.param(230, 100, 101, marks=pytest.mark.long)]
+    ("count", "leaves", "sleeps"),
+    [pytest.param(24, 7, 15, marks=pytest.mark.long), (230, 7, 150), pytest.param(230, 100, 101, marks=pytest.mark.long)],
 )
 def test_calls_batched_with_a_hostile_one_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
     """Calls in the same batch, in the batch queued behind it, and in later batches."""

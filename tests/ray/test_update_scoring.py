@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from pixelis.actors.scorer import Scorer
-from pixelis.actors.update_scoring import UpdateScoring
+from pixelis.actors.update_intake import UpdateScoring
 from pixelis.config import load
 from pixelis.records import Question, StopReason, Trajectory, UpdateTask
 

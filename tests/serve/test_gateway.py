@@ -19,7 +19,7 @@ from gateway_helpers import error_of, messages, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
-from pixelis.actors.update_pictures import fetch
+from pixelis.actors.group_views import fetch
 from pixelis.records import Trajectory
 
 pytestmark = pytest.mark.slow

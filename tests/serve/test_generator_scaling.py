@@ -26,7 +26,7 @@ from pixelis.actors import generator_scaler
 from pixelis.actors.generator_scaler import GeneratorScaler, Scaling
 from pixelis.config import load
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.telemetry import events
 
 MOST, CALLERS = 3, 24
@@ -86,7 +86,8 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
             return {"sessions": answer}
 
     monkeypatch.setattr(generator_scaler, "POLL_S", 0.001)
-    overrides = [f"run.dir={tmp_path}", "engine.workers=1", "engine.max_workers=2", "engine.health_timeout_s=0.01"]
+    monkeypatch.setattr(generator_scaler, "HEALTH_S", 0.01)
+    overrides = [f"run.dir={tmp_path}", "engine.workers=1", "engine.max_workers=2"]
     config = load(None, [*overrides, "serve.timeout_s=" + ("30" if asked else "1")])
     scaler = GeneratorScaler.__ray_metadata__.modified_class(config, "s", ["s-generator-0"], "store")
     generator, killed = Generator(), list[Any]()
@@ -106,7 +107,8 @@ def test_a_generator_that_does_not_answer_counts_as_busy(tmp_path: Path, monkeyp
         def __init__(self) -> None:
             self.health = SimpleNamespace(remote=lambda: asyncio.sleep(60))
 
-    overrides = [f"run.dir={tmp_path}", "engine.max_workers=2", "engine.health_timeout_s=0.01", "serve.upscale_delay_s=0"]
+    monkeypatch.setattr(generator_scaler, "HEALTH_S", 0.01)
+    overrides = [f"run.dir={tmp_path}", "engine.max_workers=2", "serve.upscale_delay_s=0"]
     scaler = GeneratorScaler.__ray_metadata__.modified_class(load(None, overrides), "s", ["s-generator-0"], "store")
     scaler.handles["s-generator-0"] = Generator()
     started = list[int]()

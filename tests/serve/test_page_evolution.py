@@ -44,7 +44,7 @@ def put_review(evolution: Any) -> str:
     view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
     Image.fromarray(view).save(buffer, "PNG")
     given = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
-    assert ray.get(evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.queue.put(*update), *given))
+    assert ray.get(evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.put(*update), *given))
     return text
 
 

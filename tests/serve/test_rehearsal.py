@@ -17,11 +17,10 @@ from ray.actor import ActorHandle
 from test_evolution import names, submit
 
 from pixelis.actors.evolution import Evolution
+from pixelis.actors.group_views import UpdatePictures, fetch
 from pixelis.actors.memory_shard import MemoryShard
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.actors.rehearsal import Rehearsal, as_task, within_share
-from pixelis.actors.update_pictures import UpdatePictures, fetch
-from pixelis.actors.update_queue import QueuedTask
+from pixelis.actors.update_queue import QueuedTask, Rehearsal, as_task, within_share
 from pixelis.config import Config, EvolutionConfig, load
 from pixelis.evolution.updates import agreeing
 from pixelis.memory import Entry

@@ -13,13 +13,11 @@ import pytest
 import ray
 
 from pixelis.actors.canary import Canary
-from pixelis.actors.group_views import GroupViews
-from pixelis.actors.review import AsyncReviewQueue
-from pixelis.actors.update_intake import UpdateIntake
-from pixelis.actors.update_pictures import UpdatePictures
+from pixelis.actors.group_views import GroupViews, UpdatePictures
+from pixelis.actors.update_intake import UpdateIntake, UpdateScoring
 from pixelis.actors.update_queue import UpdateQueue
-from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import load
+from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import ImageView, Media, Question, Trajectory, Turn, UpdateTask, Verdict
 
@@ -47,7 +45,7 @@ def test_a_question_held_out_for_the_canary_keeps_one_copy_of_its_own_picture(
         UpdateQueue(config, counts),
         SimpleNamespace(canary=canary, withdrawn=set()),  # type: ignore[arg-type]
         traffic,
-        AsyncReviewQueue(config),
+        ReviewQueue(Path(config.run.dir) / "review.db", config.rewards),
         UpdateScoring(config, None),
         pictures,
     )

@@ -41,14 +41,14 @@ def train(full: bool) -> tuple[Adapter, list[TrainSample], list[np.ndarray], set
     try:
         base = stock(FAMILY)
         with torch.no_grad():
-            for sample, values in zip(samples, trainer.log_probs(samples), strict=True):
+            for sample, values in zip(samples, trainer.model.log_probs(samples), strict=True):
                 np.testing.assert_allclose(values, stock_log_probs(base, sample).numpy(), atol=1e-4)
-        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        before = {name: p.detach().clone() for name, p in trainer.model.network.named_parameters()}
         losses = [trainer.update(samples, "sft")["policy/loss"] for _ in range(3)]
         assert losses == sorted(losses, reverse=True)
         assert np.isfinite(trainer.update(samples)["policy/grad_norm"])
-        changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
-        return trainer.adapter(), samples, trainer.log_probs(samples), changed
+        changed = {name for name, p in trainer.model.network.named_parameters() if not torch.equal(before[name], p)}
+        return trainer.adapter(), samples, trainer.model.log_probs(samples), changed
     finally:
         trainer.close()
 
@@ -121,7 +121,7 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted) ->
     samples = asyncio.run(body())
     trainer = Trainer(settings, LEARNER, total_steps=1, device="cpu", temperature=0.7, adapter=adapter)
     try:
-        for sample, values in zip(samples, trainer.log_probs(samples), strict=True):
+        for sample, values in zip(samples, trainer.model.log_probs(samples), strict=True):
             np.testing.assert_allclose(values, sample.log_probs[sample.mask], atol=1e-4)
     finally:
         trainer.close()

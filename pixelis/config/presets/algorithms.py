@@ -178,7 +178,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         surrogate="sapo",
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"sapo_positive": 1.0, "sapo_negative": 1.05, "aggregate": "token", "kl": 0.0},
+            "loss": {"aggregate": "token", "kl": 0.0},
         },
     ),
     # Pass@k training, arXiv 2508.10751: the analytic advantage.

@@ -64,15 +64,6 @@ def test_generators_that_may_join_are_counted_by_the_room_left() -> None:
     assert service.text.startswith("2 of 2 generators beyond engine.workers have room")
 
 
-def test_whole_jobs_are_counted_by_the_room_of_all_their_parts() -> None:
-    recipe = config.load("configs/nano/rft.yaml", ["learner.cpus=2", "engine.cpus=1", "toolbox.cpus=0", "rewards.cpus=0"])
-    assert plan.copies(job_of("rft").needs(recipe), [plan.Node(7, 0)], most=9) == 2
-    assert plan.copies(job_of("rft").needs(recipe), [plan.Node(2, 0), plan.Node(2, 0), plan.Node(1, 0)], most=9) == 1
-    assert plan.copies(job_of("evaluate").needs(recipe), [plan.Node(7.5, 0)], most=9) == 7
-    assert plan.copies(job_of("evaluate").needs(recipe), [plan.Node(7.5, 0)], most=4) == 4
-    assert plan.copies(job_of("rft").needs(recipe), [plan.Node(1, 0)], most=9) == 0
-
-
 def test_gpus_of_machines_that_are_not_named_are_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     levels = {f.level for f in findings("rft", "placement", "learner.gpus=1")}

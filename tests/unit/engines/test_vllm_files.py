@@ -1,0 +1,133 @@
+"""Files for vLLM: model folders with our image settings, adapters as peft writes them, merged weights, scratch folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from tiny_policy import FAMILIES, LORA, folder, policy, random_adapter, spec, stock
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+from pixelis import config
+from pixelis.engines import start_engine
+from pixelis.engines.vllm import VllmEngine, collapse
+from pixelis.engines.vllm_files import Scratch, link_model
+from pixelis.errors import BadInput, MissingDependency
+from pixelis.policy.adapters import Adapter
+from pixelis.policy.export import BaseFile, checkpoint_tensors, parameter_name, write_peft
+from pixelis.policy.lora import merge_into
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_error_says_what_to_install():
+    with pytest.raises(MissingDependency, match=r"make install-gpu"):
+        VllmEngine(folder("qwen3_vl"), policy(), config.EngineConfig(), config.DialogueConfig())
+    with pytest.raises(MissingDependency):
+        start_engine(config.load(None, ["engine.name=vllm"]), folder("qwen3_vl"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_weights_are_those_of_the_embedded_engine(family: str, tmp_path: Path):
+    base, model = BaseFile(folder(family)), stock(family)
+    plain = random_adapter(family)
+    rng = np.random.default_rng(0)
+    head = {"lm_head.A": rng.normal(0, 1, (LORA.rank, model.lm_head.in_features)).astype(np.float32)}
+    head["lm_head.B"] = rng.normal(0, 1, (model.lm_head.out_features, LORA.rank)).astype(np.float32)
+    adapter = dataclasses.replace(plain, tensors={**plain.tensors, **head})
+    path = base.write_merged(adapter, tmp_path / "new" / "merged.safetensors", torch.float32)
+    merge_into(model, {}, adapter)  # type: ignore[arg-type]
+    expected = dict(model.named_parameters())
+    changed = {parameter_name(name): tensor for name, tensor in checkpoint_tensors(path)}
+    assert set(changed) == {f"{name[:-2]}.weight" for name in adapter.tensors}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in changed.items())
+    assert {parameter_name(name) for name, _ in checkpoint_tensors(folder(family))} == set(expected)
+
+
+def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
+    base = BaseFile(folder("qwen3_vl"))
+    name = "model.language_model.norm.weight"
+    value = np.linspace(0, 1, 64, dtype=np.float32)
+    adapter = Adapter({name: value}, 1, 1, "", "full")
+    ((_, written),) = checkpoint_tensors(base.write_merged(adapter, tmp_path / "merged.safetensors", torch.bfloat16))
+    assert written.dtype == torch.bfloat16
+    assert torch.equal(written, torch.from_numpy(value).bfloat16())
+    for bad in ({name: value[:-1]}, {"nowhere": value}, {name: value * np.nan}):
+        with pytest.raises(BadInput):
+            base.updates(Adapter(bad, 1, 1, "", "full"))
+
+
+def test_older_checkpoints_have_other_names(tmp_path: Path):
+    shorter = {"visual.blocks.0.x": 1, "model.layers.0.y": 2, "lm_head.weight": 3, "model.embed_tokens.weight": 4}
+    save_file({name: np.full(1, value, np.float32) for name, value in shorter.items()}, tmp_path / "model.safetensors")
+    base = BaseFile(tmp_path)
+    assert set(base.shapes) == {
+        "model.visual.blocks.0.x",
+        "model.language_model.layers.0.y",
+        "lm_head.weight",
+        "model.language_model.embed_tokens.weight",
+    }
+    adapter = Adapter({"model.language_model.layers.0.y": np.zeros(1, np.float32)}, 1, 1, "", "full")
+    ((name, _),) = checkpoint_tensors(base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32))
+    assert name == "model.layers.0.y"
+
+
+def test_peft_files_hold_the_scale_and_leave_the_adapter_alone(tmp_path: Path):
+    adapter = random_adapter()
+    kept = {name: array.copy() for name, array in adapter.tensors.items()}
+    written = write_peft(adapter, tmp_path / "v1", fold_scale=True)
+    arrays, settings = load_file(written / "adapter_model.safetensors"), json.loads((written / "adapter_config.json").read_text())
+    assert settings["lora_alpha"] == settings["r"] == LORA.rank
+    assert len(arrays) == len(adapter.tensors)
+    for name, array in adapter.tensors.items():
+        part = arrays[f"base_model.model.{name[:-2]}.lora_{name[-1]}.weight"]
+        assert np.array_equal(part, array * (adapter.scale if name[-1] == "B" else 1))
+        assert np.array_equal(array, kept[name])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
+    linked = link_model(folder(family), tmp_path / "model", spec(family), 256, 4096)
+    settings = json.loads((linked / "preprocessor_config.json").read_text())
+    assert settings["size"] == {"shortest_edge": 256, "longest_edge": 4096}
+    assert (settings["patch_size"], settings["image_mean"]) == (spec(family).patch, list(spec(family).image_mean))
+    assert {f.name for f in folder(family).iterdir()} <= {f.name for f in linked.iterdir()}
+    film = json.loads((linked / "video_preprocessor_config.json").read_text())
+    assert settings["processor_class"] == film["processor_class"] == PROCESSOR_MAPPING_NAMES[family]
+    assert film["video_processor_type"] in transformers.__all__
+
+
+def test_each_picture_becomes_one_pad():
+    assert collapse([1, 9, 9, 9, 2, 9, 3], [3, 1], 9) == [1, 9, 2, 9, 3]
+    assert collapse([9, 9, 9], [2, 1], 9) == [9, 9]
+    assert collapse([1, 2], [], 9) == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
+    code = "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch(); print(own.path, flush=True)"
+    code += "; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        mine = Scratch()
+        assert theirs.is_dir()
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+    third = Scratch()
+    assert not theirs.exists()
+    assert mine.path.is_dir()
+    for scratch in (mine, third, mine):
+        scratch.remove()
+    assert not mine.path.exists()
+    assert not third.path.exists()
