@@ -11,63 +11,44 @@ since the epoch (UTC unless a zone is given). Exits with 1 if the chain is broke
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pixelis.errors import BadConfig
 from pixelis.evolution import audit
-from pixelis.jobs.command import CommandParser, run_command
+from pixelis.jobs.command import command
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.audit`."""
-    run_command("audit", __doc__, _run)
-
-
-def _run(words: list[str]) -> None:
-    arguments = _parse(words)
-    report = audit.verify(arguments.folder, arguments.head)
-    if arguments.search:
-        for event in audit.search(
-            arguments.folder, arguments.event, arguments.actor, arguments.since, arguments.until, arguments.result
-        ):
-            print(json.dumps(asdict(event)) if arguments.json else _line(event))
-    out = sys.stderr if arguments.search else sys.stdout  # keeps the events on stdout for pipes
-    print(f"{report.lines} events in {report.files} files, the last hash is {report.head}", file=out)
-    if report.torn:
-        print("the last line is incomplete: it is being written, or a crash cut it off; the next start repairs it", file=out)
-    for problem in report.problems:
-        print(problem, file=out)
-    if not report.ok:
-        print(f"pixelis audit: the chain is broken in {len(report.problems)} places", file=sys.stderr)
-        raise SystemExit(1)
-    end = "" if report.anchored else "; it has no anchor, so lines cut off at its end would not show"
-    print(f"the chain is intact{end}", file=out)
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = CommandParser("audit")
-    parser.add_argument("folder", metavar="RUN_DIR", type=Path)
-    for name in ("head", "event", "actor", "result"):
-        parser.add_argument(f"--{name}")
-    for name in ("since", "until"):
-        parser.add_argument(f"--{name}", type=_time)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args(words)
-    if arguments.event is not None and arguments.event not in audit.EVENTS:
-        raise BadConfig(f"no event {arguments.event}", fix=f"one of {', '.join(audit.EVENTS)}")
-    if arguments.result is not None and arguments.result not in audit.RESULTS:
-        raise BadConfig(f"no result {arguments.result}", fix=f"one of {', '.join(audit.RESULTS)}")
-    if (arguments.folder / audit.FOLDER).is_dir():
-        arguments.folder = arguments.folder / audit.FOLDER
-    arguments.search = arguments.json or any(
-        getattr(arguments, name) is not None for name in ("event", "actor", "result", "since", "until")
-    )
-    return arguments
+    with command("audit", __doc__) as parser:
+        parser.add_argument("folder", metavar="RUN_DIR", type=Path)
+        parser.add_argument("--head")
+        parser.add_argument("--actor")
+        parser.add_argument("--event", choices=audit.EVENTS)
+        parser.add_argument("--result", choices=audit.RESULTS)
+        parser.add_argument("--since", type=_time)
+        parser.add_argument("--until", type=_time)
+        parser.add_argument("--json", action="store_true")
+        a = parser.parse_args()
+        folder = a.folder / audit.FOLDER if (a.folder / audit.FOLDER).is_dir() else a.folder
+        report, out = audit.verify(folder, a.head), sys.stdout
+        if a.json or any(value is not None for value in (a.event, a.actor, a.result, a.since, a.until)):
+            out = sys.stderr  # keeps the events on stdout for pipes
+            for event in audit.search(folder, a.event, a.actor, a.since, a.until, a.result):
+                print(json.dumps(asdict(event)) if a.json else _line(event))
+        print(f"{report.lines} events in {report.files} files, the last hash is {report.head}", file=out)
+        if report.torn:
+            print("the last line is incomplete: it is being written, or a crash cut it off; the next start repairs it", file=out)
+        for problem in report.problems:
+            print(problem, file=out)
+        if not report.ok:
+            print(f"pixelis audit: the chain is broken in {len(report.problems)} places", file=sys.stderr)
+            raise SystemExit(1)
+        end = "" if report.anchored else "; it has no anchor, so lines cut off at its end would not show"
+        print(f"the chain is intact{end}", file=out)
 
 
 def _time(text: str) -> float:

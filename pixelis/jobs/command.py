@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from pixelis.errors import BadConfig, PixelisError
@@ -26,20 +27,20 @@ def asks_for_help(words: Sequence[str]) -> bool:
     return "--help" in words or "-h" in words
 
 
-def run_command(command: str, text: str | None, work: Callable[[list[str]], None]) -> None:
-    """Run ``work`` on the words of the command line, or print ``text`` if they ask for help.
+@contextmanager
+def command(name: str, text: str | None) -> Iterator[CommandParser]:
+    """Context of a command's main, with its parser. Prints ``text`` and ends the process if the words ask for help.
 
-    Ends the process with 2 for a BadConfig, with 1 for other errors of Pixelis and of files.
+    An error ends it too: with 2 for a BadConfig, with 1 for other errors of Pixelis and of files.
     """
-    words = sys.argv[1:]
-    if asks_for_help(words):
+    if asks_for_help(sys.argv[1:]):
         print((text or "").strip())
-        return
+        raise SystemExit(0)
     try:
-        work(words)
+        yield CommandParser(name)
     except PixelisError as error:
-        print(f"pixelis {command}: {error}", file=sys.stderr)
+        print(f"pixelis {name}: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
     except OSError as error:
-        print(f"pixelis {command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"pixelis {name}: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from None

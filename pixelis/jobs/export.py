@@ -20,7 +20,7 @@ import yaml
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.files import sync
-from pixelis.jobs.command import CommandParser, run_command
+from pixelis.jobs.command import command
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import Adapter, load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
@@ -98,21 +98,17 @@ def _write(policy: Adapter, base: Path, folder: Path, merge: bool, dtype: str | 
         formats.write_peft(policy, folder, str(base), text_only=text_only)
 
 
-def _run(words: list[str]) -> None:
-    parser = CommandParser("export")
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--merge", action="store_true")
-    parser.add_argument("--model")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--dry-run", action="store_true")
-    a = parser.parse_args(words)
-    print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
-
-
 def main() -> None:
     """Entry point of `pixelis export`."""
-    run_command("export", __doc__, _run)
+    with command("export", __doc__) as parser:
+        parser.add_argument("checkpoint", type=Path)
+        parser.add_argument("out", type=Path)
+        parser.add_argument("--merge", action="store_true")
+        parser.add_argument("--model")
+        parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"))
+        parser.add_argument("--dry-run", action="store_true")
+        a = parser.parse_args()
+        print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
 
 
 if __name__ == "__main__":

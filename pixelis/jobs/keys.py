@@ -15,60 +15,47 @@ created again; the new key then sees what the old one stored.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pixelis.errors import BadConfig
-from pixelis.jobs.command import CommandParser, run_command
-from pixelis.serve.keys import FILE, SCOPES, ApiKey, KeyFile, Scope
+from pixelis.jobs.command import CommandParser, command
+from pixelis.serve.keys import FILE, SCOPES, KeyFile, Scope
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.keys`."""
-    run_command("keys", __doc__, lambda words: _run(_parse(words)))
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    path: Path = arguments.folder
-    file = KeyFile(path if path.suffix == ".json" else path / FILE)
-    if arguments.order == "create":
-        print(file.create(arguments.name, arguments.scopes))
-        print(f"key {arguments.name}: store it now, it is not shown again", file=sys.stderr)
-    elif arguments.order == "revoke":
-        file.revoke(arguments.name)
-        print(f"key {arguments.name} is revoked")
-    elif arguments.json:
-        print(json.dumps([key.model_dump(mode="json", exclude={"digest"}) for key in file.entries()], indent=1))
-    else:
-        for key in file.entries():
-            print(_line(key))
-
-
-def _line(key: ApiKey) -> str:
-    state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
-    return f"{key.name}  {','.join(key.scopes)}  created {_date(key.created_at)}  {state}"
+    with command("keys", __doc__) as parser:
+        orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
+        for name in ("create", "list", "revoke"):
+            order = orders.add_parser(name)
+            order.add_argument("folder", metavar="RUN_DIR", type=Path)
+            if name != "list":
+                order.add_argument("name", metavar="NAME")
+            if name == "create":
+                order.add_argument("--scopes", type=_scopes, default=["ask", "feedback"])
+            if name == "list":
+                order.add_argument("--json", action="store_true")
+        a = parser.parse_args()
+        file = KeyFile(a.folder if a.folder.suffix == ".json" else a.folder / FILE)
+        if a.order == "create":
+            print(file.create(a.name, a.scopes))
+            print(f"key {a.name}: store it now, it is not shown again", file=sys.stderr)
+        elif a.order == "revoke":
+            file.revoke(a.name)
+            print(f"key {a.name} is revoked")
+        elif a.json:
+            print(json.dumps([key.model_dump(mode="json", exclude={"digest"}) for key in file.entries()], indent=1))
+        else:
+            for key in file.entries():
+                state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
+                print(f"{key.name}  {','.join(key.scopes)}  created {_date(key.created_at)}  {state}")
 
 
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = CommandParser("keys")
-    orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
-    for name in ("create", "list", "revoke"):
-        order = orders.add_parser(name)
-        order.add_argument("folder", metavar="RUN_DIR", type=Path)
-        if name != "list":
-            order.add_argument("name", metavar="NAME")
-        if name == "create":
-            order.add_argument("--scopes", type=_scopes, default=["ask", "feedback"])
-        if name == "list":
-            order.add_argument("--json", action="store_true")
-    return parser.parse_args(words)
 
 
 def _scopes(text: str) -> list[Scope]:

@@ -34,7 +34,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from pixelis.config import ToolboxConfig, load
 from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import name_observation
 from pixelis.errors import BadConfig, BadImage
-from pixelis.jobs.command import CommandParser, run_command
+from pixelis.jobs.command import command
 from pixelis.operations import OPERATIONS, Operation, Scene, execute, select
 from pixelis.operations.operation import UNBOUNDED
 from pixelis.operations.pictures import write_pictures
@@ -64,48 +64,61 @@ FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".p
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.operate`."""
-    run_command("operate", __doc__, _operate)
+    with command("operate", __doc__) as parser:
+        if "--list" in sys.argv[1:]:
+            print("\n\n".join(map(_describe, OPERATIONS.values())))
+            return
+        parser.add_argument("media", metavar="MEDIA")
+        parser.add_argument("operation", metavar="OPERATION")
+        parser.add_argument("words", nargs="*")
+        parser.add_argument("--out", type=Path)
+        parser.add_argument("--after", type=Path, action="append", default=[])
+        parser.add_argument("--target")
+        parser.add_argument("--frame", type=int)
+        parser.add_argument("--fps", type=float, default=25.0)
+        parser.add_argument("--view", type=int)
+        options = parser.parse_intermixed_args()
+        settings = load(overrides=[word for word in options.words if word.startswith("toolbox.")]).toolbox
+        texts = [word for word in options.words if not word.startswith("toolbox.")] or ["{}"]
+        try:
+            (arguments,) = map(json.loads, texts)
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            fix = "write them as '{\"box\": [0.1, 0.2, 0.4, 0.5]}'"
+            raise BadConfig(f"the arguments are not one JSON object: {' '.join(texts)}", fix=fix)
+        _operate(options, arguments, settings)
 
 
-def _operate(words: list[str]) -> None:
-    if "--list" in words:
-        print("\n\n".join(map(_describe, OPERATIONS.values())))
-        return
-    options = _parse(words)
-    settings = load(overrides=options.overrides).toolbox
+def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: ToolboxConfig) -> None:
     (operation,) = select([options.operation])
     with redirect_stdout(sys.stderr):  # stdout holds the JSON alone
         operation.ready(settings)
         moving = options.frame is not None or operation.name in ("track_object", "select_frames", "search_clip")
         about, media = _open(options.media, moving, options.fps, settings)
         scene, target, successes = _scene(options, about, media, settings)
-        action = Action(op=operation.name, target=target, arguments=options.arguments)
+        action = Action(op=operation.name, target=target, arguments=arguments)
         start = time.perf_counter()
         observation, views = execute(action, scene, {operation.name: operation})
         observation.seconds = round(time.perf_counter() - start, 4)
     name = options.media if options.media.startswith(("data:", "cards:")) else Path(options.media).resolve().stem
     folder = options.out or Path("runs/operate") / (re.sub(r"[^\w.-]+", "-", name)[:60] or "media")
-    result = {
-        "media": {"source": options.media[:500], **about},
-        "op": operation.name,
-        "target": target,
-        "arguments": options.arguments,
-    }
     pictures: list[Path] = []
     if observation.status == "ok":
         observation = name_observation(observation, successes)
         folder.mkdir(parents=True, exist_ok=True)
         pictures = write_pictures(folder, action, observation, views, scene)
+    result = {"media": {"source": options.media[:500], **about}, "op": operation.name, "target": target, "arguments": arguments}
     result |= observation.model_dump(mode="json") | {"pictures": [*map(str, pictures)]}
     text = json.dumps(result, indent=1, ensure_ascii=False)
+    # Boxes and points take a line each.
     text = re.sub(r"\[\n([-+.\deE,\s]+)\n\s*\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
     print(text)
     if observation.status == "error":
         print(f"pixelis operate: {observation.code}: {observation.text}", file=sys.stderr)
         if observation.code in ("bad_arguments", "bad_box", "bad_point", "out_of_range"):
-            print(
-                f"  fix: coordinates are 0..1 of the picture; the arguments are those of\n{_describe(operation)}", file=sys.stderr
-            )
+            fix = f"coordinates are 0..1 of the picture; the arguments are those of\n{_describe(operation)}"
+            print(f"  fix: {fix}", file=sys.stderr)
         elif observation.code in ADVICE:
             print(f"  fix: {ADVICE[observation.code]}", file=sys.stderr)
         raise SystemExit(1)
@@ -113,30 +126,6 @@ def _operate(words: list[str]) -> None:
     output.write_text(text + "\n", encoding="utf-8")
     print(observation.text, f"{operation.name} took {observation.seconds:.2f} s; written:", sep="\n", file=sys.stderr)
     print(*(f"  {path}" for path in [output, *pictures]), sep="\n", file=sys.stderr)
-
-
-def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser("operate")
-    parser.add_argument("media", metavar="MEDIA")
-    parser.add_argument("operation", metavar="OPERATION")
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--after", type=Path, action="append", default=[])
-    parser.add_argument("--target")
-    parser.add_argument("--frame", type=int)
-    parser.add_argument("--fps", type=float, default=25.0)
-    parser.add_argument("--view", type=int)
-    options = parser.parse_intermixed_args(words)
-    options.overrides = [word for word in options.words if word.startswith("toolbox.")]
-    texts = [word for word in options.words if not word.startswith("toolbox.")] or ["{}"]
-    try:
-        (options.arguments,) = map(json.loads, texts)
-    except ValueError:
-        options.arguments = None
-    if not isinstance(options.arguments, dict):
-        example = '{"box": [0.1, 0.2, 0.4, 0.5]}'
-        raise BadConfig(f"the arguments are not one JSON object: {' '.join(texts)}", fix=f"write them as '{example}'")
-    return options
 
 
 def _describe(operation: type[Operation]) -> str:

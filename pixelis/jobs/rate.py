@@ -15,7 +15,6 @@ Leave out a rater by leaving out the file.
 
 from __future__ import annotations
 
-import argparse
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +27,9 @@ from pydantic import ValidationError
 from pixelis.actors.report import load_pictures
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, BadInput, MissingFile
-from pixelis.evaluation.ratings import Pair, RatingFile, RatingKey, analyse, describe, draw_pairs
+from pixelis.evaluation.ratings import RatingFile, RatingKey, analyse, describe, draw_pairs
 from pixelis.files import write_json
-from pixelis.jobs.command import CommandParser, run_command
+from pixelis.jobs.command import CommandParser, command
 from pixelis.records import Group, Question, Trajectory
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.rating_page import RatingItem, render_ratings
@@ -42,14 +41,24 @@ MAX_RATING_BYTES = 50_000_000
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.rate`."""
-    run_command("rate", __doc__, lambda words: _run(_parse(words)))
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    if arguments.order == "page":
-        make_page(arguments.a, arguments.b, arguments.out, arguments.count, arguments.seed)
-    else:
-        show_results(arguments.folder, arguments.ratings)
+    with command("rate", __doc__) as parser:
+        orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
+        page = orders.add_parser("page")
+        page.add_argument("a", metavar="A", type=Path)
+        page.add_argument("b", metavar="B", type=Path)
+        page.add_argument("--out", metavar="DIR", type=Path, required=True)
+        page.add_argument("--count", type=int, default=100)
+        page.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+        results = orders.add_parser("results")
+        results.add_argument("folder", metavar="DIR", type=Path)
+        results.add_argument("ratings", metavar="RATINGS.json", type=Path, nargs="+")
+        a = parser.parse_args()
+        if a.order == "results":
+            show_results(a.folder, a.ratings)
+        elif a.count < 2:
+            raise BadConfig(f"--count is a whole number from 2, not {a.count}", fix="pixelis rate --help")
+        else:
+            make_page(a.a, a.b, a.out, a.count, a.seed)
 
 
 def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
@@ -57,8 +66,11 @@ def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
     if (out / "key.json").exists():
         raise BadConfig(f"{out} holds a page that may be with raters already", fix="name another --out")
     key, pairs = draw_pairs(_groups(a), _groups(b), (str(a), str(b)), count, seed)
-    folders = {"a": a.parent, "b": b.parent}
-    items = [_item(pair, folders[key.items[pair.item].left], folders[key.items[pair.item].right]) for pair in pairs]
+    folders, items = {"a": a.parent, "b": b.parent}, []
+    for pair in pairs:
+        question, sides = pair.group.question, key.items[pair.item]
+        left = _episode(question, pair.left, folders[sides.left])
+        items.append(RatingItem(pair.item, left, _episode(question, pair.right, folders[sides.right])))
     page = write_page(out / "page.html", render_ratings(key.page, items))
     write_json(out / "key.json", key.model_dump())
     checks = sum(item.is_check for item in key.items.values())
@@ -90,11 +102,6 @@ def _groups(file: Path) -> list[Group]:
     return groups
 
 
-def _item(pair: Pair, left: Path, right: Path) -> RatingItem:
-    sides = (_episode(pair.group.question, trajectory, folder) for trajectory, folder in ((pair.left, left), (pair.right, right)))
-    return RatingItem(pair.item, *sides)
-
-
 def _episode(question: Question, trajectory: Trajectory, folder: Path) -> EpisodePage:
     pictures: dict[str, np.ndarray] = {}
     for view in trajectory.images:
@@ -120,27 +127,6 @@ def _read(file: Path, kind: type[Content]) -> Content:
 def _require(file: Path) -> None:
     if not file.is_file():
         raise MissingFile(f"no file {file}", fix="pixelis rate --help")
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = CommandParser("rate")
-    orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
-    page = orders.add_parser("page")
-    page.add_argument("a", metavar="A", type=Path)
-    page.add_argument("b", metavar="B", type=Path)
-    page.add_argument("--out", metavar="DIR", type=Path, required=True)
-    page.add_argument("--count", type=_positive, default=100)
-    page.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
-    results = orders.add_parser("results")
-    results.add_argument("folder", metavar="DIR", type=Path)
-    results.add_argument("ratings", metavar="RATINGS.json", type=Path, nargs="+")
-    return parser.parse_args(words)
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 2:
-        raise BadConfig(f"--count is a whole number from 2, not {text!r:.40}", fix="pixelis rate --help")
-    return int(text)
 
 
 if __name__ == "__main__":

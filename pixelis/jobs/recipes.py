@@ -9,14 +9,14 @@ Recipes run without a copy: `pixelis rft configs/nano/rft.yaml` uses the package
 from __future__ import annotations
 
 import shutil
-import sys
 import textwrap
 from pathlib import Path
 
 from pixelis.config.ablation import read
 from pixelis.config.load import load
 from pixelis.config.root import ABLATIONS, RECIPES, ablation_files, recipe_files
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import BadConfig
+from pixelis.jobs.command import command
 
 
 def listing() -> str:
@@ -60,21 +60,18 @@ def copy(folder: Path, part: str = "") -> list[Path]:
 
 def main() -> None:
     """Entry point of `pixelis recipes`."""
-    args = sys.argv[1:]
-    if "--help" in args or "-h" in args:
-        print((__doc__ or "").strip())
-        return
-    try:
-        if not args:
+    with command("recipes", __doc__) as parser:
+        parser.add_argument("order", choices=("copy",), nargs="?")
+        parser.add_argument("folder", metavar="DIR", nargs="?")
+        parser.add_argument("name", metavar="NAME", nargs="?", default="")
+        a = parser.parse_args()
+        if a.order is None:
             print(listing())
-        elif args[0] == "copy" and len(args) in (2, 3):
-            files = copy(Path(args[1]), *args[2:])
-            print(f"copied {len(files)} files to {args[1]}; run one with: pixelis rft {args[1]}/nano/rft.yaml")
+        elif a.folder is None:
+            raise BadConfig("copy needs a folder", fix="pixelis recipes copy DIR [NAME]")
         else:
-            raise BadConfig(f"`{' '.join(args)}` is not a valid command", fix="pixelis recipes [copy DIR [NAME]]")
-    except PixelisError as error:
-        print(f"pixelis recipes: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+            files = copy(Path(a.folder), a.name)
+            print(f"copied {len(files)} files to {a.folder}; run one with: pixelis rft {a.folder}/nano/rft.yaml")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ byte-level tokenizer. Use it as policy.model=FOLDER. Its answers are random; tra
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
-from pixelis.errors import BadInput, PixelisError
+from pixelis.errors import BadInput
+from pixelis.jobs.command import command
 
 PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen2": 14, "qwen3": 14}
 """Families, and the sides of their image patches; qwen2 and qwen3 are models of text alone."""
@@ -37,18 +36,13 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 
 def main() -> None:
     """Entry point of `pixelis tiny-model`."""
-    description, _, usage = (__doc__ or "").partition("\n\nusage:")
-    parser = argparse.ArgumentParser("pixelis tiny-model", description=description, epilog=usage.partition("\n\n")[2])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--family", choices=sorted(PATCH), default="qwen2_5_vl")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    try:
-        count = make(arguments.folder, arguments.family, arguments.seed)
-    except PixelisError as error:
-        print(f"pixelis tiny-model: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    print(f"{arguments.folder}: {arguments.family}, {count:,} random parameters; use it with policy.model={arguments.folder}")
+    with command("tiny-model", __doc__) as parser:
+        parser.add_argument("folder", type=Path)
+        parser.add_argument("--family", choices=sorted(PATCH), default="qwen2_5_vl")
+        parser.add_argument("--seed", type=int, default=0)
+        a = parser.parse_args()
+        count = make(a.folder, a.family, a.seed)
+        print(f"{a.folder}: {a.family}, {count:,} random parameters; use it with policy.model={a.folder}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ http://127.0.0.1:8000; its key is taken from PIXELIS_API_KEY. --once prints one 
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import functools
 import math
 import os
 import time
@@ -23,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pixelis.errors import BadConfig, InfraFailure, MissingFile
-from pixelis.jobs.command import CommandParser, run_command
+from pixelis.jobs.command import command
 from pixelis.telemetry import diagnosis, events
 from pixelis.telemetry.html.filters import age, number
 
@@ -48,39 +49,29 @@ CURVES = (
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.top`."""
-    run_command("top", __doc__, _run)
-
-
-def _run(words: list[str]) -> None:
-    arguments = _parse(words)
-    is_service = arguments.target.startswith(("http://", "https://"))
-    draw = Service(arguments.target).draw if is_service else lambda: draw_run(Path(arguments.target))
-    if arguments.once:
-        Console().print(draw())
-    else:
-        _watch(draw, arguments.every)
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = CommandParser("top")
-    parser.add_argument("target", metavar="RUN_DIR | URL")
-    parser.add_argument("--every", type=float, default=2.0)
-    parser.add_argument("--once", action="store_true")
-    return parser.parse_args(words)
+    with command("top", __doc__) as parser:
+        parser.add_argument("target", metavar="RUN_DIR | URL")
+        parser.add_argument("--every", type=float, default=2.0)
+        parser.add_argument("--once", action="store_true")
+        a = parser.parse_args()
+        is_service = a.target.startswith(("http://", "https://"))
+        draw = Service(a.target).draw if is_service else functools.partial(draw_run, Path(a.target))
+        if a.once:
+            Console().print(draw())
+        else:
+            with contextlib.suppress(KeyboardInterrupt):
+                _watch(draw, a.every)
 
 
 def _watch(draw: Callable[[], RenderableType], every_s: float) -> None:
-    try:
-        with Live(draw(), screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(every_s)
-                try:
-                    frame = draw()
-                except InfraFailure as error:  # the service may come back
-                    frame = Panel(Text(str(error), style="red"))
-                live.update(frame, refresh=True)
-    except KeyboardInterrupt:
-        return
+    with Live(draw(), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            try:
+                frame = draw()
+            except InfraFailure as error:  # the service may come back
+                frame = Panel(Text(str(error), style="red"))
+            live.update(frame, refresh=True)
 
 
 # -- a training run ---------------------------------------------------------------------------------------------------
@@ -91,54 +82,50 @@ def draw_run(folder: Path) -> RenderableType:
     log = events.read(folder)
     if not log:
         raise MissingFile(f"there is no run in {folder}", fix="give the folder that run.dir names, such as runs/nano/rft")
-    replayed = {event.get("step") for event in log if event["kind"] == events.REPLAYED}
-    steps = [event for event in log if event["kind"].startswith("step/")]
-    newest = {event["step"]: event for event in steps}  # a step that was repeated counts once
+    newest = {event["step"]: event for event in log if event["kind"].startswith("step/")}  # a repeated step counts once
     steps = [newest[step] for step in sorted(newest)]
-    curves, alarms = _curves(steps, [event for event in log if event["kind"] == "evaluation"]), _alarms(log)
     if not steps:
         stage = next((event["name"] for event in reversed(log) if event["kind"] == events.STAGE), "starting")
         return Panel(Text(f"no step yet: {stage}"), title=str(folder))
-    last = steps[-1]
+    last, accuracies = steps[-1], [step["train/accuracy"] for step in steps if _is_number(step.get("train/accuracy"))]
     head = Text(f"step {last['step']}, {age(last['time'])}")
     if len(steps) > 1:
-        head.append(f", {(steps[-1]['time'] - steps[0]['time']) / (len(steps) - 1):.1f} s a step")
-    head.append(f", {len(replayed)} steps repeated after a resume" if replayed else "")
+        head.append(f", {(last['time'] - steps[0]['time']) / (len(steps) - 1):.1f} s a step")
+    if replayed := {event.get("step") for event in log if event["kind"] == events.REPLAYED}:
+        head.append(f", {len(replayed)} steps repeated after a resume")
+    windows = [f"{sum(accuracies[-n:]) / n:.3f} over the last {n} steps" for n in WINDOWS if len(accuracies) >= n]
+    averages = Text(f"training accuracy {', '.join(windows)}" if windows else "")
     problem = Text(diagnosis.of_run(steps) or "", style="red")
-    return Panel(Group(head, curves, _windows(steps), _shares(last), problem, *alarms), title=str(folder))
+    alarms = [event for event in log if event["kind"] in (events.ALARM, events.NOTICE)][-3:]
+    lines = [Text(f"{age(event['time'])}: {event.get('text') or event.get('name') or ''}", style="red") for event in alarms]
+    evaluations = [event for event in log if event["kind"] == "evaluation"]
+    return Panel(Group(head, curves(steps, evaluations), averages, shares(last), problem, *lines), title=str(folder))
 
 
-def _curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Table:
+def curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Table:
+    """The metrics of a run as curves, with their last value and their range."""
     table = Table.grid(padding=(0, 2))
     for name, label in CURVES:
         source = evaluations if name.startswith("evaluate/") else steps
-        values = [event[name] for event in source if isinstance(event.get(name), int | float)]
-        if values:
+        if values := [event[name] for event in source if _is_number(event.get(name))]:
             alarm = name == "policy/kl" and values[-1] > diagnosis.KL_LIMIT
-            table.add_row(label, Text(curve(values), style="red" if alarm else "cyan"), number(values[-1]), _range(values))
+            line = Text(curve(values), style="red" if alarm else "cyan")
+            table.add_row(label, line, number(values[-1]), f"{number(min(values))} to {number(max(values))}")
     return table
 
 
-def _windows(steps: Sequence[Mapping[str, Any]]) -> Text:
-    values = [step["train/accuracy"] for step in steps if isinstance(step.get("train/accuracy"), int | float)]
-    parts = [f"{sum(values[-n:]) / n:.3f} over the last {n} steps" for n in WINDOWS if len(values) >= n]
-    return Text(f"training accuracy {', '.join(parts)}" if parts else "")
-
-
-def _shares(step: Mapping[str, Any]) -> Table:
+def shares(step: Mapping[str, Any]) -> Table:
     """Operations and stop reasons of the last step as bars."""
     table = Table.grid(padding=(0, 2))
     for prefix, title in (("operation/", "operations"), ("stop/", "episodes ended by")):
-        shares = {name.removeprefix(prefix): value for name, value in step.items() if name.startswith(prefix) and value}
-        for place, (name, value) in enumerate(sorted(shares.items(), key=lambda entry: -entry[1])):
+        values = {name.removeprefix(prefix): value for name, value in step.items() if name.startswith(prefix) and value}
+        for place, (name, value) in enumerate(sorted(values.items(), key=lambda entry: -entry[1])):
             table.add_row(title if place == 0 else "", name, Text("█" * max(1, round(24 * min(1.0, value)))), number(value))
     return table
 
 
-def _alarms(log: Sequence[Mapping[str, Any]]) -> list[Text]:
-    alarms = [event for event in log if event["kind"] in (events.ALARM, events.NOTICE)]
-    lines = [f"{age(event['time'])}: {event.get('text') or event.get('message') or event.get('name') or ''}" for event in alarms]
-    return [Text(line, style="red") for line in lines[-3:]]
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 # -- a service --------------------------------------------------------------------------------------------------------
@@ -158,39 +145,32 @@ class Service:
     def draw(self) -> RenderableType:
         """One frame. Raises InfraFailure for a service that does not answer, or is none, BadConfig for a missing key."""
         health, evolution = self._get("/healthz", "status", "generators", "memory"), self._get("/v1/evolution", "counts")
-        counts = evolution["counts"]
+        counts, status, memory = evolution["counts"], evolution.get("status") or {}, evolution.get("memory")
         self.samples = [*self.samples[-WIDTH:], (time.monotonic(), float(counts.get("answered", 0)))]
         head = Text(f"{health['status']}, {health['generators']} generators, memory {health['memory']}")
         head.stylize("green" if health["status"] == "ok" else "red")
-        table = Table.grid(padding=(0, 2))
-        for name, value in self._rows(evolution, counts).items():
-            table.add_row(name, value)
-        alerts = [Text(f"{alert['metric']} = {number(alert['value'])}", style="red") for alert in evolution.get("alerts", [])[:3]]
-        problem = Text(diagnosis.of_service(counts) or "", style="red")
-        return Panel(Group(head, table, problem, *alerts), title=self.url)
-
-    def _rows(self, evolution: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, str]:
-        status = evolution.get("status") or {}
         rates = [
             max(0.0, after[1] - before[1]) / max(1e-9, after[0] - before[0])
             for before, after in zip(self.samples, self.samples[1:], strict=False)
         ]
+        table = Table.grid(padding=(0, 2))
         rate = f"  {curve(rates)}  {rates[-1]:.1f} a second" if rates else ""
-        rows = {"answered": f"{counts.get('answered', 0):g}{rate}"}
-        rows["remembered"] = (
-            f"{evolution['memory'].get('memory/size', 0):g} experiences" if evolution.get("memory") else "no memory"
-        )
+        table.add_row("answered", f"{counts.get('answered', 0):g}{rate}")
+        table.add_row("remembered", f"{memory.get('memory/size', 0):g} experiences" if memory else "no memory")
         if evolution.get("enabled"):
             learning = "paused" if status.get("paused") else "learning" if status.get("learning") else "not learning"
-            rows["serves"] = f"version {evolution['policy_version']}, {learning}"
-            rows["updates"] = f"{evolution['updates']}, {evolution['queue']} tasks wait, {counts.get('rollbacks', 0)} rollbacks"
-            rows["verdicts"] = f"{counts.get('update_sent', 0)} confident enough to learn from, {counts.get('gated', 0)} not"
-            accuracy = [entry["accuracy"] for entry in evolution.get("canary", []) if "accuracy" in entry]
-            if accuracy:
-                rows["canary"] = f"{curve(accuracy)}  {accuracy[-1]:.3f}"
+            updates = f"{evolution['updates']}, {evolution['queue']} tasks wait, {counts.get('rollbacks', 0)} rollbacks"
+            table.add_row("serves", f"version {evolution['policy_version']}, {learning}")
+            table.add_row("updates", updates)
+            sent, gated = counts.get("update_sent", 0), counts.get("gated", 0)
+            table.add_row("verdicts", f"{sent} confident enough to learn from, {gated} not")
+            if accuracy := [entry["accuracy"] for entry in evolution.get("canary", []) if "accuracy" in entry]:
+                table.add_row("canary", f"{curve(accuracy)}  {accuracy[-1]:.3f}")
             if (kl := status.get("mean_kl")) is not None:
-                rows["KL of updates"] = number(kl)
-        return rows
+                table.add_row("KL of updates", number(kl))
+        alerts = [Text(f"{alert['metric']} = {number(alert['value'])}", style="red") for alert in evolution.get("alerts", [])[:3]]
+        problem = Text(diagnosis.of_service(counts) or "", style="red")
+        return Panel(Group(head, table, problem, *alerts), title=self.url)
 
     def _get(self, path: str, *expected: str) -> dict[str, Any]:
         """The object at ``path``, which has the ``expected`` keys, also in an answer that reports an error."""
@@ -229,10 +209,6 @@ def curve(values: Sequence[float], width: int = WIDTH) -> str:
     low, high = (min(means), max(means)) if means else (0.0, 0.0)
     span = (high - low) or 1.0
     return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in means)
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{number(min(values))} to {number(max(values))}"
 
 
 if __name__ == "__main__":

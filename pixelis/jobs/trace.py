@@ -10,13 +10,12 @@ OpenTelemetry Collector's `otlpjsonfile` receiver reads.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 from pixelis.errors import MissingFile
-from pixelis.jobs.command import CommandParser, run_command
+from pixelis.jobs.command import command
 from pixelis.telemetry import tracing
 from pixelis.telemetry.html.filters import age
 from pixelis.telemetry.html.render import render, write_page
@@ -29,21 +28,27 @@ AFTER_S = 1.0
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.trace`."""
-    run_command("trace", __doc__, _run)
-
-
-def _run(words: list[str]) -> None:
-    arguments = _parse(words)
-    traces = tracing.read(arguments.folder)
-    if arguments.trace is None:
-        latest = list(reversed(traces.items()))[: arguments.count]
-        print("\n".join(_listed(id, spans) for id, spans in latest) or "no traces yet")
-        return
-    id = _chosen(traces, arguments.trace)
-    rows = tracing.tree(traces[id])
-    print("\n".join(_drawn(rows)))
-    path = write_page(arguments.out or arguments.folder / f"{id}.html", page(id, rows))
-    print(f"page: {path}", file=sys.stderr)
+    with command("trace", __doc__) as parser:
+        parser.add_argument("folder", metavar="RUN_DIR", type=Path)
+        parser.add_argument("trace", metavar="TRACE_ID", nargs="?")
+        parser.add_argument("--count", type=int, default=20)
+        parser.add_argument("--out", type=Path)
+        a = parser.parse_args()
+        folder = a.folder / tracing.FOLDER if (a.folder / tracing.FOLDER).is_dir() else a.folder
+        if not any(folder.glob("*.jsonl")):
+            raise MissingFile(f"there are no traces in {folder}", fix="start the service with telemetry.traces=file")
+        traces = tracing.read(folder)
+        if a.trace is None:
+            latest = list(reversed(traces.items()))[: a.count]
+            print("\n".join(summary(id, spans) for id, spans in latest) or "no traces yet")
+            return
+        matches = [id for id in traces if id.startswith(a.trace.lower())]
+        if len(matches) != 1:
+            raise MissingFile(f"{len(matches) or 'no'} traces begin with {a.trace}", fix="list them: pixelis trace RUN_DIR")
+        rows = tracing.tree(traces[matches[0]])
+        print("\n".join(drawing(rows)))
+        path = write_page(a.out or folder / f"{matches[0]}.html", page(matches[0], rows))
+        print(f"page: {path}", file=sys.stderr)
 
 
 def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
@@ -67,35 +72,16 @@ def bar(span: dict[str, Any], rows: list[tuple[int, dict[str, Any]]]) -> tuple[f
     return (max(0.0, start), end) if end <= 1 + 1e-9 else None
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = CommandParser("trace")
-    parser.add_argument("folder", metavar="RUN_DIR", type=Path)
-    parser.add_argument("trace", metavar="TRACE_ID", nargs="?")
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args(words)
-    if (arguments.folder / tracing.FOLDER).is_dir():
-        arguments.folder = arguments.folder / tracing.FOLDER
-    if not any(arguments.folder.glob("*.jsonl")):
-        raise MissingFile(f"there are no traces in {arguments.folder}", fix="start the service with telemetry.traces=file")
-    return arguments
-
-
-def _chosen(traces: dict[str, Any], prefix: str) -> str:
-    matches = [id for id in traces if id.startswith(prefix.lower())]
-    if len(matches) != 1:
-        raise MissingFile(f"{len(matches) or 'no'} traces begin with {prefix}", fix="list them: pixelis trace RUN_DIR")
-    return matches[0]
-
-
-def _listed(id: str, spans: list[dict[str, Any]]) -> str:
+def summary(id: str, spans: list[dict[str, Any]]) -> str:
+    """A trace as one line of the list."""
     root = tracing.tree(spans)[0][1]
     status = root["attributes"].get("http.response.status_code", "")
     wait = f"{1000 * (root['end'] - root['start']):.0f} ms"
     return f"{id}  {age(root['start']):>10}  {wait:>9}  {len(spans):>3} spans  {root['name']} {status}"
 
 
-def _drawn(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
+def drawing(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
+    """A trace as lines with bars."""
     lines, first = [], rows[0][1]["start"]
     for depth, span in rows:
         if (place := bar(span, rows)) is not None:

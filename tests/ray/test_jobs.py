@@ -23,12 +23,13 @@ from pixelis.actors.train_job import best_step
 from pixelis.config import Config, load
 from pixelis.datasets import card_questions
 from pixelis.jobs import evaluate, rft, sft, ttrl
+from pixelis.jobs import lineage as chain_of
 from pixelis.jobs.driver import Stopped, stop_file
 from pixelis.policy import checkpoint, storage
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.architecture import Architecture, learner_dtype
 from pixelis.records import Demonstration, Group, Media
-from pixelis.telemetry import events, lineage
+from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -141,7 +142,7 @@ def test_sft_follows_its_curriculum(sft_folder: Path) -> None:
 
 
 def test_checkpoints_of_a_job_have_their_lineage(sft_folder: Path) -> None:
-    node = lineage.trace(sft_folder / "checkpoints" / "step_00000060")
+    node = chain_of.trace(sft_folder / "checkpoints" / "step_00000060")
     assert node.record is not None
     assert node.record.kind == "checkpoint"
     assert {"model", "demonstrations"} <= {source.role for source in node.sources}

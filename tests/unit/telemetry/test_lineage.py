@@ -17,6 +17,7 @@ from pixelis.config import Config, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs import driver as jobs
+from pixelis.jobs import lineage as chain_of
 from pixelis.jobs import lineage as job
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
@@ -42,11 +43,11 @@ def chain(tmp_path: Path) -> Path:
 
 
 def states(path: Path) -> dict[str, str]:
-    return {node.name: node.state for node in lineage.trace(path).walk()}
+    return {node.name: node.state for node in chain_of.trace(path).walk()}
 
 
 def test_a_chain_is_traced_to_its_sources(chain: Path) -> None:
-    node = lineage.trace(chain / "result.json")
+    node = chain_of.trace(chain / "result.json")
     assert states(chain / "result.json") == {
         "result.json": "ok", "made": "ok", "raw.jsonl": "ok", "cards:?split=train": "unhashed"
     }  # fmt: skip
@@ -55,9 +56,9 @@ def test_a_chain_is_traced_to_its_sources(chain: Path) -> None:
     assert record is not None
     assert (record.seed, record.config_sha256) == (42, Config().sha256)
     assert record.code == lineage.code()
-    shown = "\n".join(lineage.tree(node))
+    shown = "\n".join(chain_of.tree(node))
     assert shown.index("result.json") < shown.index("made") < shown.index("raw.jsonl")
-    diagram = lineage.mermaid(node)
+    diagram = chain_of.mermaid(node)
     assert diagram.startswith("flowchart BT")
     assert diagram.count("-->") == 3
     # Raw material beside the product is a source, not a product of the folder it lies in.
@@ -71,7 +72,7 @@ def test_the_chain_may_be_moved_and_names_no_folder_above_it(chain: Path, tmp_pa
     moved = tmp_path_factory.mktemp("elsewhere") / "deeper"
     shutil.copytree(chain, moved)
     shutil.rmtree(chain)
-    assert not lineage.trace(moved / "result.json").broken
+    assert not chain_of.trace(moved / "result.json").broken
 
 
 def test_changed_and_missing_inputs_are_reported(chain: Path) -> None:
@@ -84,7 +85,7 @@ def test_changed_and_missing_inputs_are_reported(chain: Path) -> None:
     assert states(chain / "result.json")["made"] == "changed"
     (chain / "result.json").write_text("[]")
     assert states(chain / "result.json")["result.json"] == "changed"
-    assert len(lineage.trace(chain / "result.json").broken) == 3
+    assert len(chain_of.trace(chain / "result.json").broken) == 3
 
 
 def test_a_result_made_from_itself_is_a_cycle_not_an_endless_loop(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_result_made_from_itself_is_a_cycle_not_an_endless_loop(tmp_path: Path
         (tmp_path / name).write_text(name)
     lineage.record(tmp_path / "a", inputs=[tmp_path / "b"], kind="dataset")
     lineage.record(tmp_path / "b", inputs=[tmp_path / "a"], kind="dataset")
-    assert [node.state for node in lineage.trace(tmp_path / "a").walk()] == ["ok", "ok", "cycle"]
+    assert [node.state for node in chain_of.trace(tmp_path / "a").walk()] == ["ok", "ok", "cycle"]
 
 
 def test_the_packaged_model_is_compared_with_the_one_of_the_run(tmp_path: Path) -> None:
@@ -102,20 +103,20 @@ def test_the_packaged_model_is_compared_with_the_one_of_the_run(tmp_path: Path) 
     known = json.loads((folder / "lineage.json").read_text())
     known["inputs"][0]["sha256"] = "0" * 64  # the package of then had another one
     (folder / "lineage.json").write_text(json.dumps(known))
-    assert [node.name for node in lineage.trace(folder).broken] == ["nano"]
+    assert [node.name for node in chain_of.trace(folder).broken] == ["nano"]
 
 
 def test_a_missing_lineage_input_or_result_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(MissingFile, match="no lineage"):
-        lineage.trace(tmp_path / "x")
+        chain_of.trace(tmp_path / "x")
     with pytest.raises(MissingFile, match="gone"):
         lineage.record(tmp_path / "x", inputs=[tmp_path / "gone.jsonl"], kind="dataset")
     with pytest.raises(MissingFile):
         lineage.record(tmp_path / "nothing", kind="dataset")
     (tmp_path / f"x.{lineage.NAME}").write_text('{"kind": 3}')
     with pytest.raises(BadInput, match="not a lineage file"):
-        lineage.trace(tmp_path / "x")
+        chain_of.trace(tmp_path / "x")
 
 
 def test_sources_with_a_path_in_them(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_the_learner_writes_the_lineage_into_its_checkpoints(tmp_path: Path) -> 
     trainer.update([Maker().sample(advantage=1.0)])
     step = trainer.save(folder, lineage=lineage.of_checkpoint(folder))
     trainer.close()
-    assert [n.role for n in lineage.trace(step).sources] == ["model", "adapter"]
+    assert [n.role for n in chain_of.trace(step).sources] == ["model", "adapter"]
     assert json.loads((step / "lineage.json").read_text())["kind"] == "checkpoint"
 
 
@@ -247,4 +248,4 @@ def test_the_lineage_of_a_data_set_is_no_row_of_it(tmp_path: Path) -> None:
     lineage.record(tmp_path, inputs=["cards:?split=train"], kind="dataset")
     lineage.record(tmp_path / "part.jsonl", inputs=["cards:?split=train"], kind="dataset")
     assert [q.id for q in read_questions(str(tmp_path), epochs=1)] == ["1"]
-    assert not lineage.trace(tmp_path).broken
+    assert not chain_of.trace(tmp_path).broken
