@@ -28,9 +28,9 @@ from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.updates import as_question_group
-from pixelis.evolution.vote import agrees, contradicts
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.vote import agrees, contradicts
 
 REMEMBERED = 100_000
 """Latest deletions and feedback remembered for tasks that are still on their way."""

@@ -7,8 +7,8 @@ from collections import OrderedDict, deque
 
 from pixelis.config import EvolutionConfig, VotingConfig
 from pixelis.config.evolution import MIN_LR
-from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
+from pixelis.rewards.vote import CLOSED
 
 WINDOW = 64
 """Latest verdicts of a user that count; it is judged from half as many on."""

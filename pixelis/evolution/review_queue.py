@@ -25,9 +25,9 @@ from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.privacy import redact, redact_record
 from pixelis.evolution.updates import relabel, unlabelled
-from pixelis.evolution.vote import agrees, contradicts
 from pixelis.memory.database import connect
 from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.vote import agrees, contradicts
 
 State = Literal["waiting", "approved", "rejected"]
 SCHEMA = 1

@@ -10,6 +10,7 @@ when one fails. Running again repeats what has failed, continues what was interr
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -31,7 +32,7 @@ from pixelis.config.ablation import EVALUATION, AblationConfig, Trial, differenc
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.evaluation.ablation import question_scores
 from pixelis.files import write_json
-from pixelis.jobs import ablation_report, dry_run
+from pixelis.jobs import ablation_report
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import Stopped, driver
 from pixelis.records import Group
@@ -200,12 +201,16 @@ def show_plan(ablation: AblationConfig) -> None:
         try:
             with redirect_stderr(output):
                 for job in jobs:
-                    dry_run.check(config, job)
+                    _job(job).check(config)
         except PixelisError as error:
             print(output.getvalue(), file=sys.stderr)
             error.message = f"arm {arm}: {error.message}"
             raise
         print(f"ok     {arm}: inputs and configuration", flush=True)
+
+
+def _job(name: str) -> Any:
+    return importlib.import_module(f"pixelis.jobs.{name}")
 
 
 def main() -> None:

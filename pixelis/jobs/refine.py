@@ -15,24 +15,29 @@ Otherwise no cluster is started.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
-from pixelis.datasets.refinement.pipeline import Pipeline
+from pixelis.datasets.refinement.pipeline import Pipeline, records
 from pixelis.datasets.refinement.row_checks import CheckedRow
+from pixelis.errors import BadInput
 from pixelis.files import write_json
-from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder, watch
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.watch import watch
 from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
+
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def run(config: Config) -> dict[str, Any]:
     s = config.refinement
     inputs = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
     inputs |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
-    with run_folder(config, **{role: source for role, source in inputs.items() if source}) as folder:
+    with run_folder(config, sources={role: source for role, source in inputs.items() if source}) as folder:
         for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
         services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
@@ -121,9 +126,29 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{cause} {n}" for cause, n in counts.items()) or "nothing"
 
 
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    yield from dry_run.policy_inputs(config)
+    for source in config.refinement.holdout.sources:
+        yield dry_run.Input("refinement.holdout.sources", source, functools.partial(dry_run.read_first, config, held_out=True))
+    yield dry_run.Input("data.demonstrations", config.data.demonstrations, lambda _: _read_row(config))
+    if online := config.refinement.online.source:
+        yield dry_run.Input("refinement.online.source", online, sets.read_experiences)
+
+
+def _read_row(config: Config) -> None:
+    if next(iter(records(config)), None) is None:
+        raise BadInput("holds no row", fix="see docs/data.md for the rows")
+
+
 def check(config: Config) -> None:
     """Check every input and print the steps of the job, for `--dry-run`."""
-    dry_run.check(config, "refine")
+    from pixelis.jobs import dry_run
+
+    dry_run.show_operations(config)
+    dry_run.check_inputs(inputs(config))
     s = config.refinement
     steps = {
         "rules": True,

@@ -15,7 +15,7 @@ import numpy as np
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import MissingDependency, install_extra
-from pixelis.memory.vectors import unit, validate
+from pixelis.records.vectors import unit, validate
 
 try:
     import faiss as _faiss

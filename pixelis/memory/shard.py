@@ -23,8 +23,8 @@ from pixelis.memory.index import Index
 from pixelis.memory.portable import Entry
 from pixelis.memory.rows import WORD, Place, Row, Rows, experience
 from pixelis.memory.schema import CHECKED, add_picture, checksum, content_hash, digest, set_fact
-from pixelis.memory.vectors import validate
 from pixelis.records import Experience, Feedback
+from pixelis.records.vectors import validate
 
 log = logging.getLogger(__name__)
 DAY = 86_400.0

@@ -25,13 +25,14 @@ from pixelis.actors.memory import SearchResult
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import alternate
 from pixelis.errors import BadImage, BadInput, InfraFailure, PixelisError
-from pixelis.evolution import privacy, vote
+from pixelis.evolution import privacy
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
 from pixelis.records import Experience, Feedback, Media, Question, StopReason, Trajectory, Verdict, new_id
+from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply

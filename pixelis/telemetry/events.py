@@ -21,7 +21,9 @@ from typing import Any
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
-"""Kind of the alarms of a run: `step` and `text`."""
+"""Kind of the events about a run that goes wrong: `step` and `text`."""
+LEARNER_FAILURE = "learner/failure"
+"""Kind of the events that a failing learner worker writes."""
 NOTICE = "notice"
 """Kind of the messages about lost nodes and waiting: `text`, and `waiting` if the run makes no steps until
 then."""

@@ -21,11 +21,11 @@ import ray
 from placed_actors import wait_until
 
 from pixelis.actors import cluster
-from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator import Generator
 from pixelis.actors.memory_shard import place_shards
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, LossConfig, load
 from pixelis.datasets import cards

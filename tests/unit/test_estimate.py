@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command_line import pixelis
+from command_line import job_of, pixelis
 from public_models import PUBLIC, save_configs
 from tiny_policy import LORA, Maker, folder, policy
 
@@ -253,7 +253,7 @@ def test_every_recipe_fits_its_machines(public: dict[str, str], path: Path) -> N
     job = JOBS[path.stem.split("_")[0]]
     c = recipe(str(path.relative_to("configs")), public)
     estimated = estimate.check(c, "rft" if job == "ttrl" else job)  # type: ignore[arg-type]
-    findings = [*estimated, *plan.check(c, job)]
+    findings = [*estimated, *plan.check(c, job_of(job).needs(c))]
     table = estimate.table(findings)
     assert [f.text for f in findings if f.level == "error"] == []
     assert [f for f in findings if f.subject in ("learner", "placement") and f.level != "ok"] == [], table
@@ -273,7 +273,7 @@ def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
     for path in RECIPES:
         if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b"):
             job, c = JOBS[path.stem.split("_")[0]], recipe(str(path.relative_to("configs")), public)
-            gpus = sum(part.count * part.total("GPU") for part in plan.requirements(c, job))
+            gpus = sum(part.count * part.total("GPU") for part in job_of(job).needs(c))
             expected = 8 * c.cluster.nodes.count if job in ("rft", "serve") else 4
             assert gpus == expected, path
 

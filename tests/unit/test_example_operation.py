@@ -12,7 +12,7 @@ import skimage.data
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.jobs.dry_run import checks
+from pixelis.jobs import rft
 from pixelis.operations import Scene, execute, select
 from pixelis.records import Action, ImageView
 
@@ -94,7 +94,7 @@ def test_a_dry_run_checks_own_operations(tmp_path, capsys, name: str, code: int,
     (tmp_path / "own.py").write_text(OWN)
     keys = ["configs/nano/rft.yaml", f'toolbox.operations=["{tmp_path}/own.py:{name}"]', "--dry-run"]
     with pytest.raises(SystemExit) as left:
-        config.from_command_line("Doc.", "rft", keys, check=checks("rft"))
+        config.from_command_line("Doc.", "rft", keys, check=rft.check)
     assert (left.value.code or 0) == code
     assert message in capsys.readouterr().err
 

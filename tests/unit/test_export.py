@@ -19,7 +19,7 @@ from tiny_policy import FAMILIES, folder, policy, random_adapter, stock, stock_l
 from pixelis.config import EngineConfig, load
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.engines.vllm_files import quantized_copy
-from pixelis.errors import BadConfig
+from pixelis.errors import BadConfig, PixelisError
 from pixelis.jobs import export as job
 from pixelis.policy.adapters import Adapter, save_adapter
 from pixelis.policy.model import load_model
@@ -110,7 +110,7 @@ def test_mistakes_are_explained_and_leave_nothing_behind(run: Path, tmp_path: Pa
         (run, {"model": str(folder("qwen2_5_vl"))}, "another base model"),
         (run, {"model": "nowhere"}, "no model in"),
     ):
-        with pytest.raises(job.PixelisError, match=words):
+        with pytest.raises(PixelisError, match=words):
             job.export(source, **{"out": tmp_path / "out", "merge": False, **values})  # type: ignore[arg-type]
 
     def fill_disk(*_: object, **__: object) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_train_step import trainer
 
-from pixelis.actors.batch_sources import UpdateSource, _samples
+from pixelis.actors.batch_sources import samples_of
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import parse
 from pixelis.errors import DataFailure
@@ -105,7 +106,7 @@ def test_the_policy_objective_leaves_augmented_samples_out() -> None:
     """Their log-probabilities are those of other pictures, which would make a wrong importance ratio."""
     group = as_group(task(["7", "8", "7"], "7"))
     group.trajectories[1].augmentation = "grey_world"
-    assert [sample.id for sample in _samples([group], [{f"t{i}": [] for i in range(3)}])] == ["t0", "t2"]
+    assert [sample.id for sample in samples_of([group], [{f"t{i}": [] for i in range(3)}])] == ["t0", "t2"]
     queue = UpdateQueue(parse({"evolution": {"batch": 2}}), Counter())
     labelled = task(["7", "8", "9"], "7")
     for trajectory in labelled.trajectories:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pixelis.config import EvolutionConfig
 from pixelis.evolution.gate import RateLimit, gate, learning_rate, needs_review
-from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
+from pixelis.rewards.vote import CLOSED
 
 BY_CONFIDENCE = EvolutionConfig(lr=1e-4, lr_by="confidence")
 

@@ -16,8 +16,8 @@ from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
-from pixelis.evolution.vote import majority
 from pixelis.records import Feedback, Group, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.rewards.vote import majority
 
 PNG = b"\x89PNG not really"
 QUESTION = Question(

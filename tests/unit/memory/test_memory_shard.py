@@ -15,8 +15,8 @@ from memory_entries import PNG, entries, made, vectors, wait_for
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.memory import Entry, Shard
-from pixelis.memory.vectors import unit
 from pixelis.records import Experience, Feedback
+from pixelis.records.vectors import unit
 
 DAY = 86_400.0
 

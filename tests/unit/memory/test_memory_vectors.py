@@ -11,9 +11,9 @@ from PIL import Image
 from tiny_policy import policy
 
 from pixelis.errors import BadInput
-from pixelis.memory import combine
 from pixelis.policy.embed import image_vector, question_vectors
 from pixelis.policy.model import load_model
+from pixelis.records.vectors import combine
 
 
 def test_vectors_are_normalised_before_they_are_weighted() -> None:

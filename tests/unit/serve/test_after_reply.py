@@ -15,8 +15,8 @@ from pixelis.actors.memory import Memory
 from pixelis.config import MemoryConfig as Settings
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
-from pixelis.memory.vectors import unit
 from pixelis.records import Experience, Feedback, Group, ImageView, Question, Trajectory, Verdict
+from pixelis.records.vectors import unit
 from pixelis.serve import after_reply
 from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.agent_types import AgentQuery, Answer

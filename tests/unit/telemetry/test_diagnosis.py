@@ -14,7 +14,7 @@ from pixelis.actors.train_job import StepLog
 from pixelis.config import Config, parse
 from pixelis.evaluation.batches import batch_metrics
 from pixelis.evaluation.metrics import summarise
-from pixelis.jobs import driver
+from pixelis.jobs import watch as watching
 from pixelis.jobs.top import draw_run
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, StopReason, Trajectory
@@ -112,11 +112,11 @@ def log_steps(folder: Path, steps: list[dict[str, float]]) -> None:
 def test_the_driver_prints_alarms_and_the_end_of_a_futile_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(driver, "POLL_S", 0.05)
+    monkeypatch.setattr(watching, "POLL_S", 0.05)
     config = Config.model_validate({"run": {"dir": str(tmp_path)}})
 
     def run(steps: list[dict[str, float]]) -> str:
-        driver.watch(config, "rft", 4, lambda: log_steps(tmp_path, steps), lambda: (0, {}))
+        watching.watch(config, "rft", 4, lambda: log_steps(tmp_path, steps), lambda: (0, {}))
         return capsys.readouterr().err
 
     assert run([GOOD] * 4) == ""

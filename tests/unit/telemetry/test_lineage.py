@@ -158,7 +158,7 @@ def settings(tmp_path: Path, *, rank: int = 4, **telemetry: object) -> Config:
 
 def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with jobs.run_folder(settings(tmp_path), demonstrations="cards:?split=train") as folder:
+    with jobs.run_folder(settings(tmp_path), sources={"demonstrations": "cards:?split=train"}) as folder:
         known = lineage.read(folder)
         assert known is not None
         assert [i.role for i in known.inputs] == ["model", "adapter", "demonstrations"]
@@ -171,7 +171,7 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     (step / "state.json").write_text("[]")
     assert states(step)["step_00000002"] == "changed"
     # A run that is resumed with another configuration says so.
-    with jobs.run_folder(settings(tmp_path), demonstrations="cards:?split=validation"):
+    with jobs.run_folder(settings(tmp_path), sources={"demonstrations": "cards:?split=validation"}):
         pass
     known = lineage.read(folder)
     assert known is not None
@@ -180,7 +180,7 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
 
 def test_a_missing_source_is_an_error_before_the_run_starts(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with pytest.raises(MissingFile, match="gone"), jobs.run_folder(settings(tmp_path), data=str(tmp_path / "gone")):
+    with pytest.raises(MissingFile, match="gone"), jobs.run_folder(settings(tmp_path), sources={"data": str(tmp_path / "gone")}):
         pass
     assert not (tmp_path / "run").exists()
 

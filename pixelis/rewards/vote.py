@@ -13,13 +13,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pixelis.config import EvolutionConfig, VotingConfig
-from pixelis.evolution.action_similarity import action_similarity, actions
-from pixelis.records import Experience, Feedback, Neighbour, Question, Trajectory, Verdict, Vote
+from pixelis.records import Action, Experience, Feedback, Neighbour, Question, Trajectory, Verdict, Vote
 from pixelis.rewards.equality import Same, classes, same_text, spellings
-from pixelis.rewards.scorers import canonical
+from pixelis.rewards.scorers import box_iou, canonical
 
 TIE = "tie"
 NO_ANSWER = "no_answer"
@@ -297,7 +296,7 @@ def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
 
 def _consistency(votes: Sequence[Vote], names: Sequence[str | None], trajectories: Sequence[Trajectory]) -> None:
     """Multiply each weight by the mean similarity of its operations to those of all votes for its answer, its own included."""
-    sequences = [actions(t) for t in trajectories]
+    sequences = [t.actions for t in trajectories]
     for i, name in enumerate(names):
         alike = [action_similarity(sequences[i], sequences[j]) for j, other in enumerate(names) if other == name]
         votes[i].weight *= math.fsum(alike) / len(alike)
@@ -341,6 +340,45 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
     for v, name in zip(votes, names, strict=True):
         v.elected = name == winner
     return verdict
+
+
+# -- similarity of operations ---------------------------------------------------------------------------------------
+
+
+def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:
+    """Value of the best alignment of two sequences / the longer length, 0..1; 1 if both are empty.
+
+    An aligned pair of the same operation is worth one half, and another half for equal arguments; of boxes, their IoU.
+    Source: Pixelis (arXiv 2603.25091).
+    """
+    if not a or not b:
+        return float(not a and not b)
+    best = [0.0] * (len(b) + 1)
+    for left in a:
+        row = [0.0]
+        for j, right in enumerate(b):
+            row.append(max(best[j + 1], row[j], best[j] + _pair(left, right)))
+        best = row
+    return best[-1] / max(len(a), len(b))
+
+
+def _pair(a: Action, b: Action) -> float:
+    if a.op != b.op:
+        return 0.0
+    if a.target != b.target:
+        return 0.5
+    values = []
+    for key in sorted(a.arguments.keys() | b.arguments.keys()):
+        left: Any = a.arguments.get(key)
+        right: Any = b.arguments.get(key)
+        values.append(box_iou(left, right) if _is_box(left) and _is_box(right) else float(left == right))
+    return 0.5 + 0.5 * (sum(values) / len(values) if values else 1.0)
+
+
+def _is_box(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) != 4 or not all(isinstance(v, (int, float)) for v in value):
+        return False
+    return bool(value[0] < value[2] and value[1] < value[3])
 
 
 def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:

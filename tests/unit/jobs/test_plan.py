@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from command_line import job_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis import config
 from pixelis.config.rewards import CurriculumConfig
 from pixelis.errors import BadConfig
-from pixelis.jobs import plan
+from pixelis.jobs import plan, serve
 from pixelis.policy.estimate import Finding
 from pixelis.rewards.curriculum import Curriculum
 
 
 def findings(job: str, subject: str, *overrides: str) -> list[Finding]:
-    return [f for f in plan.check(config.load(None, list(overrides)), job) if f.subject == subject]
+    c = config.load(None, list(overrides))
+    every = [*plan.check(c, job_of(job).needs(c), grows=True), *plan.rewards(c)]
+    return [f for f in every if f.subject == subject]
 
 
 TWO_NODES = ("cluster.nodes.count=2", "cluster.nodes.cpus=32", "cluster.nodes.gpus=4", "learner.gpus=1", "engine.gpus=1")
@@ -63,11 +66,11 @@ def test_generators_that_may_join_are_counted_by_the_room_left() -> None:
 
 def test_whole_jobs_are_counted_by_the_room_of_all_their_parts() -> None:
     recipe = config.load("configs/nano/rft.yaml", ["learner.cpus=2", "engine.cpus=1", "toolbox.cpus=0", "rewards.cpus=0"])
-    assert plan.copies(recipe, "rft", [plan.Node(7, 0)], most=9) == 2
-    assert plan.copies(recipe, "rft", [plan.Node(2, 0), plan.Node(2, 0), plan.Node(1, 0)], most=9) == 1
-    assert plan.copies(recipe, "evaluate", [plan.Node(7.5, 0)], most=9) == 7
-    assert plan.copies(recipe, "evaluate", [plan.Node(7.5, 0)], most=4) == 4
-    assert plan.copies(recipe, "rft", [plan.Node(1, 0)], most=9) == 0
+    assert plan.copies(job_of("rft").needs(recipe), [plan.Node(7, 0)], most=9) == 2
+    assert plan.copies(job_of("rft").needs(recipe), [plan.Node(2, 0), plan.Node(2, 0), plan.Node(1, 0)], most=9) == 1
+    assert plan.copies(job_of("evaluate").needs(recipe), [plan.Node(7.5, 0)], most=9) == 7
+    assert plan.copies(job_of("evaluate").needs(recipe), [plan.Node(7.5, 0)], most=4) == 4
+    assert plan.copies(job_of("rft").needs(recipe), [plan.Node(1, 0)], most=9) == 0
 
 
 def test_gpus_of_machines_that_are_not_named_are_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +81,7 @@ def test_gpus_of_machines_that_are_not_named_are_only_noted(monkeypatch: pytest.
 
 def test_a_read_only_service_needs_neither_learner_nor_canary_nor_embedder() -> None:
     def roles(*overrides: str) -> set[str]:
-        return {part.role for part in plan.requirements(config.load(None, list(overrides)), "serve")}
+        return {part.role for part in serve.needs(config.load(None, list(overrides)))}
 
     everything = roles()
     assert {"learner", "memory shard", "embedder of the memory", "canary with its toolboxes"} <= everything

@@ -16,7 +16,8 @@ from pixelis.config.evaluate import EvaluateConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.jobs import driver, evaluate
-from pixelis.jobs.evaluation_inputs import answer_rows, baseline_scores, check_baseline
+from pixelis.jobs.evaluate_api import answer_rows
+from pixelis.jobs.evaluation_arms import baseline_scores, check_baseline
 
 ANSWERS = [{"id": f"q{i}", "pred": "<answer>7</answer>"} for i in range(3)]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from command_line import job_of
 
 from pixelis.config import RewardsConfig, load, parse
 from pixelis.config.evaluate import System
@@ -16,8 +17,7 @@ from pixelis.evaluation import foreign_answers, outputs, table
 from pixelis.evaluation.metrics import evaluation_metrics
 from pixelis.evaluation.samples import breakdown, count_errors, pass_at, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
-from pixelis.jobs import evaluate
-from pixelis.jobs.dry_run import inputs
+from pixelis.jobs import evaluate, evaluate_api, evaluation_arms
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
@@ -108,10 +108,13 @@ def test_the_table_shows_intervals_seeds_and_paired_differences(services):
         g.question.meta["category"] = "near" if i < 6 else "far"
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     config = parse({})
-    summary = evaluate.summary_of(config, "v", scored, services, [1, 2], 1)
-    arm = evaluate.Arm("v", summary, scored, [])
+    summary = evaluation_arms.summary_of(config, "v", scored, services, [1, 2], 1)
+    arm = evaluation_arms.Arm("v", summary, scored, [])
     wrong = dict.fromkeys(arm.correct, 0.0)
-    summary |= {"direct": evaluate.summary_of(config, "d", scored, services), "operations_gain": compare(arm.correct, wrong)}
+    summary |= {
+        "direct": evaluation_arms.summary_of(config, "d", scored, services),
+        "operations_gain": compare(arm.correct, wrong),
+    }
     summary["baseline"] = compare(arm.correct, arm.correct)
     shown = list(table.lines(summary))
     assert shown[0].startswith("v: accuracy 0.750 [0.6")
@@ -128,12 +131,12 @@ def test_the_table_shows_intervals_seeds_and_paired_differences(services):
 
 def test_an_evaluation_in_which_nobody_answered_says_so(services, capsys):
     scored = [score_group(g, RewardsConfig(), services=services) for g in (group("a", [None, None]), group("b", ["3", None]))]
-    summary = evaluate.summary_of(parse({}), "v", scored, services)
+    summary = evaluation_arms.summary_of(parse({}), "v", scored, services)
     assert summary["answered"] == 1
     evaluate.show(summary)
     assert "warning: 3 of 4 episodes gave no answer" in capsys.readouterr().err
     wrong = score_group(group("c", ["3"]), RewardsConfig(), services=services)
-    evaluate.show(evaluate.summary_of(parse({}), "v", [wrong], services))
+    evaluate.show(evaluation_arms.summary_of(parse({}), "v", [wrong], services))
     assert capsys.readouterr().err == "", "a wrong answer is one"
 
 
@@ -141,8 +144,8 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
     groups = [group("a", ["1/2", None]), group("b", ["3", "1/2"]), group("c", ["3", "3"], truth=None)]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     config = parse({})
-    arm = evaluate.Arm("v", evaluate.summary_of(config, "v", scored, services), scored, [])
-    evaluate.save(config, tmp_path, arm)
+    arm = evaluation_arms.Arm("v", evaluation_arms.summary_of(config, "v", scored, services), scored, [])
+    evaluation_arms.save(config, tmp_path, arm)
     rows = [json.loads(line) for line in (tmp_path / "scores-v.jsonl").read_text().splitlines()]
     assert [(row["id"], row["answers"], row["scores"]) for row in rows] == [
         ("a", ["1/2", None], [1.0, 0.0]),
@@ -151,17 +154,17 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
     ]
     assert rows[2]["unscored"] == ["no_answer_key"] * 2 or all(rows[2]["unscored"])
     better = [score_group(group(name, ["1/2"]), RewardsConfig(), services=services) for name in "ab"]
-    other = evaluate.Arm("new", evaluate.summary_of(config, "new", better, services), better, [])
-    assert evaluate.compare_with(str(tmp_path), other) == {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
+    other = evaluation_arms.Arm("new", evaluation_arms.summary_of(config, "new", better, services), better, [])
+    assert evaluation_arms.compare_with(str(tmp_path), other) == {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
     rows[0]["answers"] = ["one\u2028two\x85"]  # they end a line of text, but not one of JSON
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (tmp_path / "scores-v.jsonl").write_text(text, encoding="utf-8")
-    assert evaluate.compare_with(str(tmp_path), other)["n"] == 2
+    assert evaluation_arms.compare_with(str(tmp_path), other)["n"] == 2
     with pytest.raises(MissingFile):
-        evaluate.compare_with(str(tmp_path / "none"), other)
+        evaluation_arms.compare_with(str(tmp_path / "none"), other)
     (tmp_path / "scores-new.jsonl").write_text("{}")
     with pytest.raises(BadInput, match="no file of scores"):
-        evaluate.compare_with(str(tmp_path), other)
+        evaluation_arms.compare_with(str(tmp_path), other)
 
 
 def test_accuracy_by_category_and_the_files_of_other_systems(services):
@@ -267,7 +270,7 @@ def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
 )
 def test_a_dry_run_opens_the_sets_of_evaluations_that_take_place(job, more, opened):
     settings = load(None, ["evaluate.sets={id: 'cards:?split=test', ood: 'cards:?split=test&seed=2'}", *more])
-    keys = [key for key, _, _ in inputs(settings, job) if "evaluate" in key]
+    keys = [key for key, _, _ in job_of(job).inputs(settings) if "evaluate" in key]
     assert keys == (["evaluate.sets.id", "evaluate.sets.ood"] if opened else [])
 
 
@@ -295,7 +298,7 @@ def test_another_models_answers_are_scored_from_a_file(tmp_path: Path, capsys: p
     keys = {"answers": str(tmp_path / "count.json")}
     source = f"{tmp_path}/count.json?format=reason_rft"
     config = parse({"evaluate": keys, "data": {"evaluate": source}, "rewards": {"preset": "rr-count"}})
-    summary = evaluate.score_answers(config, tmp_path)
+    summary = evaluate_api.score_answers(config, tmp_path)
     assert (summary["accuracy"], summary["n"]) == (0.5, 2)
     written = json.loads((tmp_path / "count_with_score.json").read_text())
     assert [row["score"] for row in written] == [1.0, 0.0]
@@ -323,16 +326,16 @@ def test_published_files_of_answers_by_id_are_scored(tmp_path: Path, capsys: pyt
     }
     for answers in files.values():
         (tmp_path / "gpt3.json").write_text(json.dumps(answers))
-        assert evaluate.score_answers(config, tmp_path)["accuracy"] == 0.75
+        assert evaluate_api.score_answers(config, tmp_path)["accuracy"] == 0.75
     rows = [json.loads(line) for line in (tmp_path / "scores-gpt3.jsonl").read_text().splitlines()]
     assert [row["scores"] for row in rows] == [[1.0], [1.0], [1.0], [0.0]]
     (tmp_path / "gpt3.json").write_text(json.dumps({"0": ["A"]}))
     with pytest.raises(BadInput) as error:
-        evaluate.score_answers(config, tmp_path)
+        evaluate_api.score_answers(config, tmp_path)
     assert error.value.code == "no_output"
     (tmp_path / "gpt3.json").unlink()
     with pytest.raises(MissingFile):
-        evaluate.score_answers(config, tmp_path)
+        evaluate_api.score_answers(config, tmp_path)
 
 
 def test_a_submission_to_docvqa_is_found_by_its_question_ids() -> None:

@@ -25,6 +25,7 @@ from pixelis.actors.learner import collective_timeout_s
 from pixelis.config import Config, load, parse
 from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
 from pixelis.jobs import driver as jobs
+from pixelis.jobs import watch as watching
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
 from pixelis.telemetry import lineage
@@ -40,14 +41,6 @@ def make(run_dir: Path, **policy: object) -> Config:
     model = str(tiny_policy.folder("qwen3_vl"))
     values = {"policy": {"model": model, **policy}, "run": {"dir": str(run_dir)}, "telemetry": {"progress": True}}
     return parse(values)
-
-
-def other_process() -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-
-
-def owner(pid: int, host: str | None = None) -> str:
-    return json.dumps({"host": host or socket.gethostname(), "pid": pid, "job": "raysubmit_7"})
 
 
 # -- the run folder ---------------------------------------------------------------------------------------------------------
@@ -103,39 +96,26 @@ def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:
 
 def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
     folder = Path(config.run.dir)
+    hold = (
+        "import sys, time; from pathlib import Path; from pixelis.jobs.driver import _owned\n"
+        "with _owned(Path(sys.argv[1])): print(1, flush=True); time.sleep(60)"
+    )
     folder.mkdir()
-    other = other_process()
+    other = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdout=subprocess.PIPE)
     try:
-        (folder / "lock.json").write_text(owner(other.pid))
+        assert other.stdout is not None
+        other.stdout.readline()
         with pytest.raises(BadConfig) as caught, jobs.run_folder(config):
             pass
+        for word in (str(other.pid), socket.gethostname()):
+            assert word in caught.value.message
+        assert "run.dir" in (caught.value.fix or "")
+        assert not (folder / "config.yaml").exists(), "nothing of the first run is overwritten"
     finally:
         other.kill()
         other.wait()
-    for word in (str(other.pid), socket.gethostname(), "raysubmit_7"):
-        assert word in caught.value.message
-    assert "run.dir" in (caught.value.fix or "")
-    assert (folder / "lock.json").exists(), "the lock of the first run is not taken away"
-    assert not (folder / "config.yaml").exists(), "nothing of the first run is overwritten"
-
-
-def test_the_lock_of_a_dead_process_is_taken_over(config: Config) -> None:
-    folder = Path(config.run.dir)
-    folder.mkdir()
-    other = other_process()
-    other.kill()
-    other.wait()
-    (folder / "lock.json").write_text(owner(other.pid))
-    with jobs.run_folder(config):
+    with jobs.run_folder(config):  # the kernel has released the lock of the dead process
         assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
-
-
-def test_nobody_can_tell_whether_a_process_of_another_machine_lives(config: Config) -> None:
-    folder = Path(config.run.dir)
-    folder.mkdir()
-    (folder / "lock.json").write_text(owner(2**22 + 1, host="elsewhere"))
-    with pytest.raises(BadConfig, match="elsewhere"), jobs.run_folder(config):
-        pass
 
 
 def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false_starts_over(tmp_path: Path) -> None:
@@ -155,7 +135,7 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     repeated = other.model_copy(update={"run": other.run.model_copy(update={"resume": False})})
     with jobs.run_folder(repeated):
         assert checkpoint.latest(folder) is None
-        assert jobs.latest_step(folder, "step/sft") == (0, {})
+        assert watching.latest_step(folder, "step/sft") == (0, {})
         assert not (folder / "consumed.jsonl").exists(), "the new run has learnt from nothing yet"
         known = lineage.read(folder)
         assert known is not None
@@ -185,18 +165,18 @@ def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -
 
 
 def test_a_run_without_a_step_is_not_a_good_one(tmp_path: Path) -> None:
-    assert jobs.require_checkpoint(tmp_path) == tmp_path
+    assert watching.require_checkpoint(tmp_path) == tmp_path
     with pytest.raises(InfraFailure, match="no step"):
-        jobs.require_checkpoint(None)
+        watching.require_checkpoint(None)
 
 
 def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
-    assert jobs.latest_step(tmp_path, "step/sft") == (0, {})
+    assert watching.latest_step(tmp_path, "step/sft") == (0, {})
     with EventLog(tmp_path) as log:
         log.write("step/sft", step=1, **{"policy/loss": 3.0})
         log.write("step/sft", step=2, **{"policy/loss": 2.5})
         log.write("step/policy", step=9)
-    assert jobs.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
+    assert watching.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
 
 
 # -- how a job ends -----------------------------------------------------------------------------------------------------------
@@ -246,17 +226,17 @@ def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
     def exit(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr(jobs.os, "_exit", exit)
-    monkeypatch.setattr(jobs, "HEAD_S", 0.2)
+    monkeypatch.setattr(watching.os, "_exit", exit)
+    monkeypatch.setattr(watching, "HEAD_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(node_watch.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
         head = node_watch.HeadWatch()
-        jobs.end_without_head("rft", head)
-    jobs.end_without_head("rft", head)  # it may only restart
+        watching.end_without_head("rft", head)
+    watching.end_without_head("rft", head)  # it may only restart
     time.sleep(0.2)
     with pytest.raises(SystemExit, match="1"):
-        jobs.end_without_head("rft", head)
+        watching.end_without_head("rft", head)
     output = capfd.readouterr().err
     assert output.startswith(f"pixelis rft: the head of the Ray cluster at {address} has not answered for ")
     assert "fix: start the cluster again" in output
@@ -268,7 +248,7 @@ def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
 def test_watch_shows_progress_and_gives_the_result(
     config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(watching, "POLL_S", 0.02)
     done = [0]
 
     def work() -> str:
@@ -277,20 +257,20 @@ def test_watch_shows_progress_and_gives_the_result(
             done[0] += 1
         return "checkpoint"
 
-    assert jobs.watch(config, "sft", 5, work, lambda: (done[0], {"loss": 1.25})) == "checkpoint"
+    assert watching.watch(config, "sft", 5, work, lambda: (done[0], {"loss": 1.25})) == "checkpoint"
     shown = capsys.readouterr().out
     assert "[sft] 5/5" in shown
     assert "loss 1.25" in shown
 
 
 def test_watch_passes_the_error_of_the_work_on(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(watching, "POLL_S", 0.02)
 
     def work() -> None:
         raise InfraFailure("three steps were not finite")
 
     with pytest.raises(InfraFailure, match="not finite"):
-        jobs.watch(config, "sft", 5, work, lambda: (0, {}))
+        watching.watch(config, "sft", 5, work, lambda: (0, {}))
 
 
 def terminate() -> None:
@@ -313,7 +293,7 @@ def terminated(makes_steps: bool) -> Callable[[], tuple[int, dict[str, Any]]]:
 def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
     config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(watching, "POLL_S", 0.02)
     Path(config.run.dir).mkdir()
     saved, released = [], threading.Event()
 
@@ -323,7 +303,7 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
         saved.append("checkpoint")
 
     with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, learner, terminated(makes_steps=False), stop=released.set)
+        watching.watch(config, "rft", 5, learner, terminated(makes_steps=False), stop=released.set)
     assert caught.value.code == 130
     assert saved == ["checkpoint"]
     assert "checkpoint" in capfd.readouterr().err
@@ -331,12 +311,12 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
 
 @pytest.mark.usefixtures("keep_sigterm")
 def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.02)
-    monkeypatch.setattr(jobs, "START_STOP_S", 0.2)
+    monkeypatch.setattr(watching, "POLL_S", 0.02)
+    monkeypatch.setattr(watching, "START_STOP_S", 0.2)
     for job, wait, seconds in (("", "", 600), ("", "120", 600), ("job", "120", 115), ("job", "", 600), ("job", "3", 0.2)):
         monkeypatch.setenv("RAY_JOB_SUBMISSION_ID", job)
         monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", wait)
-        assert jobs.stop_s() == seconds
+        assert watching.stop_s() == seconds
     Path(config.run.dir).mkdir()
     saved = list[str]()
 
@@ -347,29 +327,29 @@ def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config,
         saved.append("checkpoint")
 
     with pytest.raises(SystemExit), jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, learner, terminated(makes_steps=True), grace_s=60)
+        watching.watch(config, "rft", 5, learner, terminated(makes_steps=True), grace_s=60)
     assert saved == ["checkpoint"]
     started, end, again = time.monotonic(), threading.Event(), threading.Timer(0.1, terminate)
     with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, end.wait, terminated(makes_steps=True), stop=again.start, grace_s=60)
+        watching.watch(config, "rft", 5, end.wait, terminated(makes_steps=True), stop=again.start, grace_s=60)
     assert (caught.value.code, time.monotonic() - started < 30) == (130, True)
     end.set()
 
 
 @pytest.mark.usefixtures("keep_sigterm")
 def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(watching, "POLL_S", 0.02)
     Path(config.run.dir).mkdir()
     end = threading.Event()
     started = time.monotonic()
     with pytest.raises(SystemExit), jobs.driver("rft"):
-        jobs.watch(config, "rft", 5, end.wait, terminated(makes_steps=False), grace_s=0.3)
+        watching.watch(config, "rft", 5, end.wait, terminated(makes_steps=False), grace_s=0.3)
     assert 0.3 < time.monotonic() - started < 30
     end.set()
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted((Path(__file__).parents[2] / "configs").glob("*/rft*.yaml")), ids=lambda path: path.parent.name
+    "recipe", sorted((Path(__file__).parents[3] / "configs").glob("*/rft*.yaml")), ids=lambda path: path.parent.name
 )
 def test_learners_wait_for_each_other_longer_than_for_a_generator(recipe: Path) -> None:
     config = load(recipe, [])
