@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from pixelis.config.base import Section, leaf_keys
-from pixelis.config.load import find, load, parse_value, read_yaml, validated
+from pixelis.config.load import apply_override, find, load, read_yaml, split_override, validated
 from pixelis.config.root import Config, absolute
 from pixelis.errors import BadConfig
 
@@ -78,13 +78,10 @@ def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
     Raises BadConfig for unknown keys, with the nearest one, and for contradictions; MissingFile for a missing file.
     """
     values = read_yaml(find(path))
-    own = {word.partition("=")[0] for word in words} & AblationConfig.model_fields.keys()
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise BadConfig(f"`{word}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
-        if key in own:
-            values[key] = parse_value(AblationConfig, key, text)
+    pairs = dict(map(split_override, words))
+    own = pairs.keys() & AblationConfig.model_fields.keys()
+    for key in own:
+        apply_override(AblationConfig, values, key, pairs[key])
     overrides = [word for word in words if word.partition("=")[0] not in own]
     if overrides and isinstance(known := values.get("overrides") or [], list):  # `validated` refuses anything else
         values["overrides"] = [*known, *overrides]

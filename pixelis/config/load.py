@@ -52,7 +52,7 @@ def load_with_origins(path: str | Path | None = None, overrides: list[str] | Non
     values: dict[str, Any] = {}
     for layer in layers:
         values = merge(_replaced(values, layer.values), layer.values)
-    pairs = [_split(override) for override in overrides or []]
+    pairs = [split_override(override) for override in overrides or []]
     keys = {key for key, _ in pairs}
     for steps, epochs in ALTERNATIVES.items():
         if {steps, epochs} <= keys:
@@ -66,7 +66,7 @@ def load_with_origins(path: str | Path | None = None, overrides: list[str] | Non
             if key == path_of_name:
                 values = _replaced(values, {section: {key.partition(".")[2]: parse_value(Config, key, text)}})
     for key, text in pairs:
-        _override(values, key, text)
+        apply_override(Config, values, key, text)
     return parse(values), _origins(values, layers, keys)
 
 
@@ -187,26 +187,28 @@ def _holds(values: Any, path: str) -> bool:
     return True
 
 
-def _split(override: str) -> tuple[str, str]:
+def split_override(override: str) -> tuple[str, str]:
+    """Key and text of ``key.path=value``."""
     key, eq, text = override.partition("=")
     if not eq or not key:
         raise BadConfig(f"`{override}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
     return key, text
 
 
-def _override(values: dict[str, Any], key: str, text: str) -> None:
+def apply_override(kind: type[Section], values: dict[str, Any], key: str, text: str) -> None:
+    """Set ``key`` of ``values``, those of a file of ``kind``, to the value of ``text``; null restores a default."""
     node = values
     *parents, last = key.split(".")
     for name in parents:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise BadConfig(f"`{key}`: `{name}` is a value, not a section")
-    value = parse_value(Config, key, text)
-    is_nullable = type(None) in get_args(annotation_of(Config, key))
-    if value is None and not is_nullable and key in {path for path, *_ in leaf_keys(Config)}:
+    value = parse_value(kind, key, text)
+    is_nullable = type(None) in get_args(annotation_of(kind, key))
+    if value is None and not is_nullable and key in {path for path, *_ in leaf_keys(kind)}:
         node.pop(last, None)
-        return
-    node[last] = value
+    else:
+        node[last] = value
 
 
 def parse_value(kind: type[Section], key: str, text: str) -> Any:
