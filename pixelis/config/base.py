@@ -103,9 +103,10 @@ RENAMED = {
     "rewards.own_children": "rewards.own_workers",
     "rewards.own_limit_s": "rewards.own_timeout_s",
     "rewards.judge.budget_s": "rewards.judge.total_timeout_s",
-    "synthesis.writer.budget_s": "synthesis.writer.total_timeout_s",
-    "synthesis.distillation.budget_s": "synthesis.distillation.total_timeout_s",
-    "synthesis.imitation.budget_s": "synthesis.imitation.total_timeout_s",
+    "refinement.quality.least": "refinement.quality.min_score",
+    "refinement.quality.judge_least": "refinement.quality.min_judge_score",
+    "refinement.quality.judge_calls_per_min": "refinement.quality.judge_calls_per_minute",
+    "refinement.online.least_confidence": "refinement.online.min_confidence",
 }
 """Former key -> its current name, suggested in the error for the former one."""
 

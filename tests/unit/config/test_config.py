@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -66,7 +63,7 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(
     lr=st.floats(1e-8, 1.0),
     steps=st.integers(1, 10**6),
@@ -167,10 +164,6 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, job: str = "rft") ->
         config.from_command_line("Doc.", job, argv, default="configs/nano/rft.yaml")
     assert left.value.code == 0
     return capsys.readouterr().out
-
-
-def test_dry_run_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert yaml.safe_load(printed(capsys, "configs/nano/rft.yaml", "learner.lr=0.5", "--dry-run"))["learner"]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("job", SECTIONS)
@@ -279,30 +272,13 @@ def test_of_a_source_the_path_becomes_absolute(
     assert [c.data.train, c.evaluate.sets["id"]] == [absolute.format(here=tmp_path)] * 2
 
 
-def test_the_ground_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, pixelis.config, pixelis.records, pixelis.errors;"
-        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_help_leaves_the_signals_of_the_process_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGPIPE)
-    printed(capsys, "--help")
-    assert signal.getsignal(signal.SIGPIPE) == before
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_key_that_had_another_name_is_refused_with_its_new_one(old: str, new: str):
-    with pytest.raises(BadConfig, match=f"`{old}` \\(did you mean `{new}`"):
-        config.load(None, [f"{old}=1"])
-    *parents, last = new.split(".")
-    section = config.Config()
-    for name in parents:
-        section = getattr(section, name)
-    assert hasattr(section, last)
+def test_a_key_that_had_another_name_is_refused_with_its_new_one():
+    keys = {path for path, *_ in leaf_keys(config.Config)}
+    sections = {path.rsplit(".", 1)[0] for path in keys}
+    assert keys | sections >= set(RENAMED.values()) | set(SYNONYMS.values())
+    for old in ("rft.questions", "engine.deadline_s", "rft.filter.most"):
+        with pytest.raises(BadConfig, match=f"`{old}` \\(did you mean `{RENAMED[old]}`"):
+            config.load(None, [f"{old}=1"])
 
 
 @pytest.mark.parametrize(
@@ -312,8 +288,3 @@ def test_a_key_that_had_another_name_is_refused_with_its_new_one(old: str, new: 
 def test_the_name_another_system_has_for_a_key_is_understood(key: str, suggested: str) -> None:
     with pytest.raises(BadConfig, match=f"`{key}` \\(did you mean `{suggested}`"):
         config.load(None, [f"{key}=1"])
-
-
-def test_every_suggested_key_exists() -> None:
-    keys = {path for path, *_ in leaf_keys(config.Config)}
-    assert set(SYNONYMS.values()) <= keys

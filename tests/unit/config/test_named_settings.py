@@ -16,6 +16,11 @@ from pixelis.config.root import RECIPES, recipe_files
 from pixelis.errors import BadConfig
 
 TRAINING = [path for path in recipe_files() if path.stem.startswith(("rft", "ttrl", "quickstart"))]
+SHORT = ("nano/rft_pixelis.yaml", "qwen2_5_vl_7b/rft_dapo.yaml", "qwen2_5_vl_32b/rft_deepeyes.yaml")
+RECIPES_OF_ALL = [
+    pytest.param(path, marks=() if str(path.relative_to(RECIPES)) in SHORT else pytest.mark.long) for path in TRAINING
+]
+"""In the ordinary gate one recipe that names nothing, one an algorithm, one a preset."""
 ALGORITHM_KEYS = NAMED["rft"][2]
 
 
@@ -29,7 +34,7 @@ def algorithm(rft: config.RftConfig) -> dict:
     return values
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(RECIPES)))
+@pytest.mark.parametrize("path", RECIPES_OF_ALL, ids=lambda value: str(value.relative_to(RECIPES)))
 def test_named_settings_over_a_recipe_equal_their_definitions(path: Path) -> None:
     for name in ALGORITHMS:
         more = ["rft.group_size=64"] if name == "pass_at_k" else []  # k is 4, and some recipes have groups of 4
@@ -45,7 +50,7 @@ def test_named_settings_over_a_recipe_equal_their_definitions(path: Path) -> Non
         assert differences(rewards.model_dump(), definition) == [], name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_algorithm_and_a_preset_together_do_not_influence_each_other() -> None:
     path = "configs/qwen2_5_vl_7b/rft_dapo.yaml"
     for name, preset in itertools.product(ALGORITHMS, REWARD_PRESETS):

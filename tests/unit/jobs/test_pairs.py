@@ -12,8 +12,12 @@ from pixelis import config
 from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.jobs import rft
 
-TABLE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+TABLE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 PAIRS = re.findall(r"`(rft\.algorithm=\S+ rewards\.preset=\S+?)(?: [^`]*)?`[^|]*\| `(\w+)` \|", TABLE)
+CASES = [
+    pytest.param(*pair, id=pair[1] + pair[0].partition("preset")[2], marks=[pytest.mark.long] if number % 3 else [])
+    for number, pair in enumerate(PAIRS)
+]
 JUDGE = ("rewards.judge.url=http://127.0.0.1:9/v1", "rewards.judge.model=m", "rewards.judge.api_key_env=")
 
 
@@ -27,7 +31,8 @@ def test_every_system_has_a_pair() -> None:
     assert len(PAIRS) == 7
 
 
-@pytest.mark.parametrize(("pair", "dialect"), PAIRS, ids=[dialect + pair.partition("preset")[2] for pair, dialect in PAIRS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("pair", "dialect"), CASES)
 def test_a_documented_pair_starts_and_asks_for_its_judge(pair: str, dialect: str, capsys: pytest.CaptureFixture[str]) -> None:
     keys = [*pair.split(), f"dialogue.dialect={dialect}"]
     needs_judge = REWARD_PRESETS[keys[1].partition("=")[2]].get("judge", {}).get("required", False)
@@ -37,6 +42,7 @@ def test_a_documented_pair_starts_and_asks_for_its_judge(pair: str, dialect: str
     assert dry_run(*keys, *JUDGE) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_questions_that_need_a_judge_fail_the_dry_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"id": str(i), "question": "?", "answers": ["7"], "scorer": "exact" if i < 5 else "judge"} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
