@@ -7,11 +7,30 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pixelis.errors import BadConfig
+
+
+class Registry(UserDict[str, Any]):
+    """Objects by name. One that is given as ``package.module:Name`` is imported when it is first looked up.
+
+    ``key``: the configuration key that names them. ``make`` converts what was imported, such as a class to an instance.
+    """
+
+    def __init__(self, key: str, entries: Mapping[str, Any], make: Callable[[Any], Any] = lambda value: value):
+        self.key, self.make = key, make
+        super().__init__(entries)
+
+    def __getitem__(self, name: str) -> Any:
+        entry = super().__getitem__(name)
+        if isinstance(entry, str):
+            self[name] = entry = self.make(load_reference(entry, self.key))
+        return entry
 
 
 def is_reference(text: str) -> bool:

@@ -6,14 +6,12 @@ import difflib
 import inspect
 import logging
 import re
-from collections import UserDict
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
 
 import numpy as np
 from pydantic import PydanticUserError
 
-from pixelis.config.references import load_reference
+from pixelis.config.references import Registry, load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.environment import Environment, EnvironmentAction, EnvironmentResult
@@ -47,17 +45,8 @@ _OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thre
 """Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
 
 
-class _Registry(UserDict[str, Any]):
-    """Operations by name. One given as ``package.module:Class`` is imported when it is first looked up."""
-
-    def __getitem__(self, name: str) -> type[Operation]:
-        operation = super().__getitem__(name)
-        if isinstance(operation, str):
-            self[name] = operation = load_reference(operation, "toolbox.operations")
-        return cast("type[Operation]", operation)
-
-
-OPERATIONS: Mapping[str, type[Operation]] = _Registry(
+OPERATIONS: Mapping[str, type[Operation]] = Registry(
+    "toolbox.operations",
     {
         "zoom_in": ZoomIn,
         "segment_object_at": SegmentObjectAt,
@@ -74,7 +63,7 @@ OPERATIONS: Mapping[str, type[Operation]] = _Registry(
         "python": "pixelis.operations.python:Python",
         "search_clip": "pixelis.operations.search_clip:SearchClip",
         "find": "pixelis.operations.find:Find",
-    }
+    },
 )
 """The built-in operations by name. The first six are the default of ``toolbox.operations``; the others load on use."""
 

@@ -1,6 +1,6 @@
 """F17 of the list of faults: the disk of a training run is full. The disk is a real file system of its own.
 
-Shorter tests of full disks: tests/unit/test_driver.py, test_checkpoint.py and test_memory_disk.py, and
+Shorter tests of full disks: tests/unit/jobs/test_driver.py, test_checkpoint.py and test_memory_disk.py, and
 tests/serve/test_stored_before_reply.py.
 """
 

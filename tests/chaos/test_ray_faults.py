@@ -138,7 +138,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.long  # tests/unit/test_driver.py: the message
+@pytest.mark.long  # tests/unit/jobs/test_driver.py: the message
 def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_resumes(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:

@@ -176,7 +176,7 @@ def test_sft_learns_and_a_run_resumes_from_its_last_checkpoint_to_the_same_losse
     assert (tmp_path / "checkpoints" / "step_00000040").stat().st_mtime_ns == written
 
 
-@pytest.mark.long  # above: from a checkpoint; tests/unit/test_driver.py: the stop file
+@pytest.mark.long  # above: from a checkpoint; tests/unit/jobs/test_driver.py: the stop file
 def test_a_stopped_run_of_sft_resumes_to_the_same_losses(sft_folder: Path, levels: list[str], tmp_path: Path) -> None:
     config = load(None, [*SFT, *levels, f"run.dir={tmp_path}"])
     latest = sft_stopped_after(12, config)

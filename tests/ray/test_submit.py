@@ -200,7 +200,7 @@ def test_every_job_has_a_command() -> None:
     assert {*COMMANDS, "rft"} == set(JOBS)
 
 
-@pytest.mark.long  # tests/unit/test_cli.py: the jobs by name; the first test above submits two
+@pytest.mark.long  # tests/unit/jobs/test_cli.py: the jobs by name; the first test above submits two
 def test_every_job_runs_when_it_is_submitted(
     head: tuple[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

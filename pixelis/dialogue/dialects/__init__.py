@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pixelis.config import Config
+from pixelis.config.references import Registry
 from pixelis.dialogue.dialects.base import Dialect, Piece, Reply, Tag, default_target
-from pixelis.dialogue.dialects.dapo import Dapo
-from pixelis.dialogue.dialects.deepeyes import DeepEyes
-from pixelis.dialogue.dialects.mini_o3 import MiniO3
-from pixelis.dialogue.dialects.pixel_reasoner import PixelReasoner
-from pixelis.dialogue.dialects.plain import Plain
 from pixelis.dialogue.dialects.qwen import Qwen
 from pixelis.dialogue.dialects.strict import strict_json
 from pixelis.operations import Operation, select
 
 __all__ = ["DIALECTS", "Dialect", "Piece", "Reply", "Tag", "default_target", "offered", "strict_json"]
 
-DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect for dialect in (Qwen(), MiniO3(), PixelReasoner(), DeepEyes(), Plain(), Dapo())
-}
-"""Dialects by name, as stored in trajectories."""
+DIALECTS: Mapping[str, Dialect] = Registry(
+    "dialogue.dialect",
+    {
+        "qwen": Qwen(),
+        "mini_o3": "pixelis.dialogue.dialects.mini_o3:MiniO3",
+        "pixel_reasoner": "pixelis.dialogue.dialects.pixel_reasoner:PixelReasoner",
+        "deepeyes": "pixelis.dialogue.dialects.deepeyes:DeepEyes",
+        "plain": "pixelis.dialogue.dialects.plain:Plain",
+        "dapo": "pixelis.dialogue.dialects.dapo:Dapo",
+    },
+    make=lambda dialect: dialect(),
+)
+"""Dialects by name, as stored in trajectories. All but the first load on use."""
 
 
 def offered(config: Config) -> list[type[Operation]]:
