@@ -97,8 +97,9 @@ def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:
 def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
     folder = Path(config.run.dir)
     hold = (
-        "import sys, time; from pathlib import Path; from pixelis.jobs.driver import _owned\n"
-        "with _owned(Path(sys.argv[1])): print(1, flush=True); time.sleep(60)"
+        "import os, socket, sys, time; from pathlib import Path; from pixelis.files import locked, write_json\n"
+        "folder = Path(sys.argv[1]); write_json(folder / 'lock.json', {'pid': os.getpid(), 'host': socket.gethostname()})\n"
+        "with locked(folder / '.lock'): print(1, flush=True); time.sleep(60)"
     )
     folder.mkdir()
     other = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdout=subprocess.PIPE)

@@ -15,7 +15,7 @@ from pixelis.jobs import rft
 TABLE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 PAIRS = re.findall(r"`(rft\.algorithm=\S+ rewards\.preset=\S+?)(?: [^`]*)?`[^|]*\| `(\w+)` \|", TABLE)
 CASES = [
-    pytest.param(*pair, id=pair[1] + pair[0].partition("preset")[2], marks=[pytest.mark.long] if number % 3 else [])
+    pytest.param(*pair, id=pair[1] + pair[0].partition("preset")[2], marks=[pytest.mark.long] if number % 4 else [])
     for number, pair in enumerate(PAIRS)
 ]
 JUDGE = ("rewards.judge.url=http://127.0.0.1:9/v1", "rewards.judge.model=m", "rewards.judge.api_key_env=")
