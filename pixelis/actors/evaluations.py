@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from pixelis.actors import report
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest
+from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_buffer import ScoredGroup
+from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.actors.rollouts import Rollouts
 from pixelis.config import Config
 from pixelis.datasets.labels import Labels
