@@ -163,14 +163,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
     if _permanent_failure(run_dir, attempt):
         return
     try:
-        import torch.distributed as dist
-
-        node = ray.get_runtime_context().get_node_id()
-        nodes = [node] * dist.get_world_size()
-        dist.all_gather_object(nodes, node)
-        if dist.get_rank() == 0:
-            with EventLog(run_dir) as log:
-                log.write(PLACED, attempt=attempt, nodes=nodes)
+        _log_nodes(run_dir, attempt)
         loop(job)
     except Exception as error:
         typed = unwrap_ray_error(error) if isinstance(error, PixelisError | OSError) else None  # of this process or another actor
@@ -188,6 +181,18 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
                 traceback=traceback.format_exc(limit=-12),
             )
         raise
+
+
+def _log_nodes(run_dir: str, attempt: str) -> None:
+    """Write the event with the nodes of all workers. Collective."""
+    import torch.distributed as dist
+
+    node = ray.get_runtime_context().get_node_id()
+    nodes = [node] * dist.get_world_size()
+    dist.all_gather_object(nodes, node)
+    if dist.get_rank() == 0:
+        with EventLog(run_dir) as log:
+            log.write(PLACED, attempt=attempt, nodes=nodes)
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:

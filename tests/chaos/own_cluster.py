@@ -1,6 +1,6 @@
 """Cases of test_ray_faults.py that need a Ray cluster with options of its own. Prints one JSON line.
 
-python own_cluster.py store|memory|leases|placed FOLDER
+python own_cluster.py store|memory|leases FOLDER
 """
 
 from __future__ import annotations
@@ -138,14 +138,7 @@ def leases(folder: str) -> dict[str, Any]:
     }
 
 
-def placed(folder: str) -> dict[str, Any]:
-    """The actors of a run, placed while calls of actors fail before or after they have had their effect."""
-    config = configuration(folder, "run.name=rpc", "engine.workers=2")
-    with placement.placed(config, learner=False) as actors:
-        return {"generators": len(actors.generators)}
-
-
 if __name__ == "__main__":
-    result = {"store": store, "memory": memory, "leases": leases, "placed": placed}[sys.argv[1]](sys.argv[2])
+    result = {"store": store, "memory": memory, "leases": leases}[sys.argv[1]](sys.argv[2])
     print("RESULT " + json.dumps(result), flush=True)
     ray.shutdown()
