@@ -35,7 +35,7 @@ PLACED = "learner/placed"
 ROOM_POLL_S = 5.0
 """Seconds to wait for room for a number of learners, until the groups of the failed ones are gone."""
 REPEAT_S = 15.0
-"""Seconds after which it is told again what the learners wait for."""
+"""Seconds after which the notice about what the learners wait for is repeated."""
 PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)
 """Errors of code or data, which would occur again after a restart from the last checkpoint."""
 
@@ -116,7 +116,7 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
 
 
 def collective_timeout_s(config: Config) -> int:
-    """Seconds that a rank may wait for the others: the first one waits alone for generators that load, and for evaluations."""
+    """Seconds that ranks may wait for the first one, which alone waits for loading generators and evaluations."""
     return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 

@@ -1,4 +1,4 @@
-"""What a router and a generator exchange: requests for episodes, their turns and text as they are generated, and groups."""
+"""Messages between routers and generators: requests for episodes, their turns and text as generated, and groups."""
 
 from __future__ import annotations
 
