@@ -34,7 +34,7 @@ from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
 from pixelis.evaluation import table
 from pixelis.evaluation.capabilities import ExpectedCall
-from pixelis.jobs import evaluate
+from pixelis.jobs import evaluate, evaluation_arms
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.policy.model_path import resolve
 from pixelis.records import Demonstration, Group, ImageView, Line, Question, Region, StopReason, Trajectory
@@ -190,11 +190,13 @@ def main() -> None:
         blind = [_group(group.question, trajectory) for group, trajectory in zip(oracle, silent, strict=True)]
         grader = Grader(config.rewards, folder)
         try:
-            arms = [evaluate.graded(config, grader, name, groups) for name, groups in (("never", blind), ("oracle", oracle))]
+            arms = [
+                evaluation_arms.graded(config, grader, name, groups) for name, groups in (("never", blind), ("oracle", oracle))
+            ]
         finally:
             grader.close()
         for arm in arms:
-            evaluate.save(config, folder, arm)
+            evaluation_arms.save(config, folder, arm)
         results["never looks"] = arms[0].summary
         for entry in args.policy or [BASE]:
             name, _, adapter = entry.partition("=")
@@ -202,7 +204,7 @@ def main() -> None:
             config = absolute(load(args.recipe, [*shared, *own]))
             with run_folder(config) as run, placement.placed(config, learner=False, initial=config.policy.adapter) as actors:
                 measured = evaluate.measure(config, actors, name, 0)
-                evaluate.save(config, run, measured)
+                evaluation_arms.save(config, run, measured)
             results[name] = measured.summary
         results["oracle"] = arms[1].summary
     (folder / "capabilities.json").write_text(json.dumps({"machine": machine(), **results}), encoding="utf-8")

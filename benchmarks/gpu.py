@@ -83,7 +83,7 @@ def learner_step(part: Part, family: str, size: str, full: bool, **policy: Any) 
         before = torch.cuda.memory_allocated()
     learner = config.LearnerConfig(row_tokens=tokens, rows=1, gpus=gpus, lr=1e-5, warmup=0.0, zero_stage=0)
     trainer = Trainer(settings, learner, total_steps=steps, device=part.device)
-    batch = episodes(trainer.spec, 4, tokens, 4096 if part.smoke else 2_000_000)
+    batch = episodes(trainer.model.spec, 4, tokens, 4096 if part.smoke else 2_000_000)
     metrics: dict[str, float] = {}
     for _ in range(steps):
         metrics = trainer.update(batch)
@@ -126,8 +126,8 @@ def gradients(part: Part) -> None:
         policy = config.PolicyConfig(model=str(folder), dtype=dtype, lora=config.LoraConfig(rank=16, alpha=32))  # type: ignore[arg-type]
         settings = config.LearnerConfig(row_tokens=128 if part.smoke else 2048, rows=1, warmup=0.0)
         trainer = Trainer(policy, settings, total_steps=1, device=part.device)
-        trainer.update(episodes(trainer.spec, 4, settings.row_tokens, 4096 if part.smoke else 200_000), "sft")
-        moments[dtype] = np.concatenate([v.ravel() for n, v in trainer.zero.moments().items() if n.endswith(".B.exp_avg")])
+        trainer.update(episodes(trainer.model.spec, 4, settings.row_tokens, 4096 if part.smoke else 200_000), "sft")
+        moments[dtype] = np.concatenate([v.ravel() for n, v in trainer.model.zero.moments().items() if n.endswith(".B.exp_avg")])
         trainer.close()
     wide, narrow = moments.values()
     cosine = float(wide @ narrow / (np.linalg.norm(wide) * np.linalg.norm(narrow)))

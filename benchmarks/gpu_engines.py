@@ -67,7 +67,7 @@ def check_engine(part: Part, name: str, engine: Any, trainer: Trainer, runner: a
 
 def difference(trainer: Trainer, answered: list[TrainSample]) -> float:
     """Mean |difference| of an engine's log-probabilities from the learner's."""
-    pairs = zip(trainer.log_probs(answered), answered, strict=True)
+    pairs = zip(trainer.model.log_probs(answered), answered, strict=True)
     return float(np.concatenate([np.abs(values - sample.log_probs[sample.mask]) for values, sample in pairs]).mean())
 
 
@@ -112,7 +112,7 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
         try:
             check_engine(part, f"{name}, base", engine, trainer, runner)
             for _ in range(2):  # the first adapter's B is zero: it would prove nothing
-                trainer.update(episodes(trainer.spec, 4, 512, 4096 if part.smoke else 200_000), "sft")
+                trainer.update(episodes(trainer.model.spec, 4, 512, 4096 if part.smoke else 200_000), "sft")
             answered = runner.run(generate(engine, episodes(engine.spec, 2, 64, 4096), 8))
             part.figure(f"{name}: mean |difference| before loading", difference(trainer, answered))
             adapter, free, seconds = trainer.adapter(), [], []

@@ -202,22 +202,22 @@ def make_trainer(folder: Path, lora: config.LoraConfig | None, longest: int) -> 
     loss = config.LossConfig(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
     trainer = Trainer(policy, learner, loss, total_steps=10**6, device="cpu")
     # TRL has no banned ids. The zeroed mask is still added, so the work stays the same.
-    trainer.zero.engine.module.banned.zero_()
+    trainer.model.zero.engine.module.banned.zero_()
     return trainer
 
 
 def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray]) -> tuple[float, dict[str, torch.Tensor]]:
     """Train one step of Pixelis; return its loss and its gradients before clipping."""
     gradients: dict[str, torch.Tensor] = {}
-    apply = trainer.zero.apply
+    apply = trainer.model.zero.apply
 
     def record_and_apply(lr: float) -> float | None:
-        gradients.update({n: p.grad.clone() for n, p in trainer.zero.parameters.items() if p.grad is not None})
+        gradients.update({n: p.grad.clone() for n, p in trainer.model.zero.parameters.items() if p.grad is not None})
         return apply(lr)
 
-    trainer.zero.apply = record_and_apply  # type: ignore[method-assign]
+    trainer.model.zero.apply = record_and_apply  # type: ignore[method-assign]
     loss = trainer.update(samples, "policy", old)["policy/loss"]
-    trainer.zero.apply = apply  # type: ignore[method-assign]
+    trainer.model.zero.apply = apply  # type: ignore[method-assign]
     return loss, gradients
 
 
@@ -229,7 +229,7 @@ def differences(trainer: Trainer, trl: TrlLearner, rollouts: Rollouts) -> tuple[
     """
     with torch.no_grad():
         trl_parameters = trl.parameters()
-        for name, value in trainer.zero.weights().items():
+        for name, value in trainer.model.zero.weights().items():
             trl_parameters[name].copy_(torch.from_numpy(value))
     trl_loss = trl.backward()
     loss, ours = gradients(trainer, rollouts.samples(), rollouts.old)
@@ -246,7 +246,7 @@ def flops(trainer: Trainer, rollouts: Rollouts, lora: bool) -> float:
     The LM head counts for completion tokens only. A prompt counts in each of its rollouts, although one pass per group is enough.
     Backward costs twice the forward, or once where weights are frozen; the adapters' own work is left out.
     """
-    model: Any = trainer.model
+    model: Any = trainer.model.network
     linear = [m for m in model.model.language_model.modules() if isinstance(m, torch.nn.Linear)]
     body = sum(m.weight.numel() for m in linear if min(m.weight.shape) > LORA.rank)
     head = model.lm_head.weight.numel()
@@ -274,7 +274,7 @@ def learner_rows(report: Report, folder: Path, args: argparse.Namespace, lora: c
     for kind in args.lengths:
         rng = np.random.default_rng(args.seed)
         rollouts = random_rollouts(kind, args.groups, args.longest, words, rng)
-        old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in trainer.log_probs(rollouts.samples())]
+        old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in trainer.model.log_probs(rollouts.samples())]
         rollouts = replace(rollouts, old=old)
         batch = rollouts.padded(trl.trainer.processing_class.pad_token_id)
         trl.use_batch(batch)

@@ -70,9 +70,9 @@ def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainS
     for step in range(steps):
         trainer.update(data[step * size : (step + 1) * size], "sft")
     seconds = time.perf_counter() - start
-    trained = sum(p.numel() for p in trainer.zero.parameters.values())
+    trained = sum(p.numel() for p in trainer.model.zero.parameters.values())
     trainer.save(config.run.dir)
-    loss = -float(np.concatenate(trainer.log_probs(held_out)).mean())
+    loss = -float(np.concatenate(trainer.model.log_probs(held_out)).mean())
     trainer.close()
     return {"loss": loss, "parameters": trained if steps else 0, "train_seconds": seconds}
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.actor_overhead import LocalGenerator
 from benchmarks.harness import Report, keep_arguments, parse_args
-from pixelis.actors.batch_sources import UpdateSource
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, LossConfig, load
 from pixelis.datasets.questions import read_questions
@@ -40,7 +40,6 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import agreeing, as_group, relabel
-from pixelis.evolution.vote import vote
 from pixelis.memory import priority
 from pixelis.policy.adapters import Adapter, load_adapter
 from pixelis.policy.advantages import assign_advantages
@@ -48,6 +47,7 @@ from pixelis.policy.samples import from_trajectory
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Group, Question, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
+from pixelis.rewards.vote import vote
 
 GROUP = 8
 HISTORY = 300

@@ -47,6 +47,11 @@ class Run:
     output: str
 
     @property
+    def minutes(self) -> str:
+        """How long the target took."""
+        return f"{self.seconds // 60:.0f}:{self.seconds % 60:02.0f} min"
+
+    @property
     def closing(self) -> str:
         """pytest's closing counts."""
         counts = [match[1] for line in self.output.splitlines() if (match := CLOSING.match(line))]
@@ -68,7 +73,7 @@ def run(target: str, niceness: int, again: bool = False) -> Run:
     """Run a target, or ``again`` only those of its tests that failed. Prints its progress and writes its output to a log."""
     started = time.monotonic()
     command = ["nice", "-n", str(niceness), "make", "--no-print-directory", target]
-    options = f"-o cache_dir=.pytest_cache/{target}" + " --last-failed" * again
+    options = f"-o cache_dir=.pytest_cache/{target}" + " --last-failed --lfnf=none" * again
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -87,7 +92,7 @@ def run(target: str, niceness: int, again: bool = False) -> Run:
                 print(f"{target:15} {line}", end="", flush=True)
     failed = process.wait() != 0
     result = Run(target, time.monotonic() - started, failed, path.read_text(encoding="utf-8"))
-    print(f"{target:15} {'FAILED' if failed else 'ended'}: {result.closing}, {result.seconds:.0f} s", flush=True)
+    print(f"{target:15} {'FAILED' if failed else 'ended'}: {result.closing}, {result.minutes}", flush=True)
     return result
 
 
@@ -116,7 +121,7 @@ def main(targets: list[str]) -> int:
     total: Counter[str] = Counter()
     for result in results:
         outcome = "AGAIN" if result.target in unsteady else "FAILED" if result.failed else "ok"
-        print(f"{result.target:15} {outcome:6} {result.closing}, {result.seconds:.0f} s")
+        print(f"{result.target:15} {outcome:6} {result.closing}, {result.minutes}")
         if result.failed:
             print("\n".join(f"    {line}" for line in result.failures or result.output.strip().splitlines()[-1:]))
         total.update({word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", result.closing)})

@@ -1,42 +1,36 @@
-"""Sources of learner batches: rollouts from the Coordinator, update tasks from Evolution. The SFT source is in
-``demonstrations``.
+"""Sources of learner batches: the protocol, and scored groups from the Coordinator for RFT and TTRL.
 
-Every worker holds its own copy of a source. All workers call each method together and take the same decisions.
+The sources of SFT and of online evolution are in ``demonstrations`` and ``update_source``. Every worker holds its own copy of a
+source. All workers call each method together and take the same decisions.
 """
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.group_views import Views, fetch, fetch_groups
+from pixelis.actors.group_views import Views, fetch_groups
 from pixelis.actors.rollouts import RolloutBatch, StepResult
-from pixelis.actors.weights import CandidatePublisher, WeightPublisher
+from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config
-from pixelis.dialogue.augmentation import corrected
 from pixelis.errors import InfraFailure
-from pixelis.evolution.updates import agreeing
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.distributed import rank_and_world_size, release_cached_memory, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.policy.token_advantages import assign_token_advantages
-from pixelis.records import Group, Trajectory
+from pixelis.records import Group
 
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
 
-UNLIMITED_STEPS = 10**9
-"""Step limit of a source that ends when its actor does."""
 MAX_RESTARTS = 5
 """Consecutive restarts of the source's actor without a batch in between, after which training fails."""
 
@@ -58,7 +52,7 @@ class BatchSource(ABC):
     @contextmanager
     def open(self, trainer: Trainer, state: dict[str, Any]) -> Iterator[Iterator[LearnerBatch]]:
         """Iterate over the batches after the trainer's last one; ``state`` comes from its checkpoint."""
-        self.trainer, (self.rank, _), (self.share, self.shares) = trainer, rank_and_world_size(), trainer.sequence.share
+        self.trainer, (self.rank, _), (self.share, self.shares) = trainer, rank_and_world_size(), trainer.model.sequence.share
         self.begin(state)
         yield self._until_stopped()
         self.end()
@@ -123,25 +117,25 @@ class RolloutSource(BatchSource):
         if share is None:
             return None
         views = fetch_groups(share.views)
-        samples, metrics, loss = _samples(share.groups, views), share.metrics, self.config.rft.loss
+        samples, metrics, loss = samples_of(share.groups, views), share.metrics, self.config.rft.loss
         if self.config.rft.by_token:
             rewards = [t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None]
             metrics = metrics | assign_token_advantages(self.trainer, samples, rewards, self.config.rft.advantage)
         elif loss.kl > 0 and loss.kl_in == "reward":
-            sums = self.trainer.kl_to_reference(samples)
+            sums = self.trainer.model.kl_to_reference(samples)
             counts = [s.policy_tokens for s, k in zip(samples, sums, strict=True) if k is not None]
-            total, tokens = self.trainer.sequence.sum([float(sum(k or 0.0 for k in sums)), float(sum(counts))])
+            total, tokens = self.trainer.model.sequence.sum([float(sum(k or 0.0 for k in sums)), float(sum(counts))])
             divergence = iter(sums)
             kl = [[(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories] for g in share.groups]
             weighted = {
                 "greedy": share.greedy,
                 "kl": kl,
-                "kl_weight": self.trainer.kl_coefficient,
-                "sum_workers": self.trainer.sequence.sum,
+                "kl_weight": self.trainer.rft.kl_coefficient,
+                "sum_workers": self.trainer.model.sequence.sum,
             }
             metrics = metrics | assign_advantages(share.groups, self.config.rft.advantage, **weighted)  # type: ignore[arg-type]
-            samples = _samples(share.groups, views)
-            self.trainer.adapt_kl(total / max(tokens, 1.0))
+            samples = samples_of(share.groups, views)
+            self.trainer.rft.adapt_kl(total / max(tokens, 1.0))
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 
@@ -188,104 +182,7 @@ class RolloutSource(BatchSource):
             ray.get(self.actor.finish.remote())
 
 
-class UpdateSource(RolloutSource):
-    """Update tasks from Evolution, without end. Updates are published as candidates, which Evolution promotes or rejects.
-
-    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports the promoted version
-    that its weights descend from, and Evolution resets it if another version is promoted by then, or if the weights hold an
-    update that no Evolution actor has recorded.
-    """
-
-    weights: CandidatePublisher
-
-    def __init__(self, config: Config, evolution: ActorHandle, weights: CandidatePublisher):
-        super().__init__(config, evolution, weights)
-        self.settings, self.steps = config.evolution, UNLIMITED_STEPS
-
-    def begin(self, state: dict[str, Any]) -> None:
-        """Start from the promoted version. Before the first update the starting policy is published as a version."""
-        self.weights.unpublished = 0
-        self.last_state = state
-        store, weights = self.weights.store, self.trainer.served()
-        if self.rank == 0 and store is not None:
-            self.version = ray.get(store.promoted.remote())
-            if self.trainer.batches == 0 and self.version == 0:
-                self.version = ray.get(store.publish.remote(weights, self.weights.stage, 0))
-                self.last_state = {"base": self.version}
-        self._start_actor()
-
-    def _start_actor(self, **_: bool) -> None:
-        super()._start_actor()
-
-    def next(self) -> LearnerBatch | None:
-        """This worker's groups, after resetting to the weights that Evolution requests.
-
-        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what the policy sampled.
-        """
-        share = self._share()
-        if share is None:
-            return None
-        if share.restore is not None:
-            assert self.weights.store is not None
-            (ref,) = ray.get(self.weights.store.get.remote(share.restore))
-            self.trainer.reset_to(ray.get(ref))
-            self.weights.unpublished = 0
-        views = fetch(share.views)
-        samples = _samples(share.groups, views)
-        batch = LearnerBatch(share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True)
-        if self.settings.objective == "answer":
-            batch.samples, batch.kind = self._agreeing(share.groups, views), "sft"
-            batch.options["sampled"] = samples
-        return batch
-
-    def _agreeing(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
-        """Up to `evolution.train_samples` episodes of each group that gave its label, with the pictures as they are.
-
-        With `serve.augmentations` also as corrected: what the policy can do in usual light remains in what it learns.
-        """
-        samples, settings, names = [], self.config.evolution, self.config.serve.augmentations
-        for group, group_views in zip(groups, views, strict=True):
-            candidates = agreeing(group.trajectories, group.question.meta["pseudo_label"])
-            rng = random.Random(group.id)
-            for trajectory in rng.sample(candidates, min(settings.train_samples, len(candidates))):
-                shown = [group_views[trajectory.id]]
-                if names:
-                    shown.append(corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names)))
-                samples += [_weighted(trajectory, pictures, settings.call_weight) for pictures in shown]
-        return samples
-
-    def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Report the update to Evolution; returns when its candidate, if there is one, is promoted or rejected."""
-        if self.rank:
-            return StepResult()
-        result: StepResult = ray.get(self.actor.step_done.remote(batch.step, version, self.incarnation, metrics))
-        # A restarted Evolution ignores the update and hands out its approved tasks again: the weights must lose it.
-        self.last_state = result.state or {**self.last_state, "base": None}
-        return result
-
-    def state(self) -> dict[str, Any]:
-        """Origin of the weights and state of the KL controller."""
-        return self.last_state
-
-    def end(self) -> None:
-        """Publish the updates since the last candidate."""
-        if not self.weights.unpublished:
-            return
-        version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})
-        if self.rank == 0:
-            ray.get(self.actor.candidate.remote(version))
-
-
-def _weighted(trajectory: Trajectory, views: Sequence[np.ndarray], call_weight: float) -> TrainSample:
-    """A sample whose answer weighs 1 and whose other policy tokens weigh `call_weight`."""
-    sample = from_trajectory(trajectory, views)
-    answer_tokens = len(trajectory.turns[-1].tokens)
-    sample.weights = sample.mask * np.float32(call_weight)
-    sample.weights[-answer_tokens:] = sample.mask[-answer_tokens:]
-    return sample
-
-
-def _samples(groups: list[Group], views: list[Views]) -> list[TrainSample]:
+def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
     """Samples of the trajectories that have an advantage and whose log-probabilities are those of the pictures as they are."""
     return [
         from_trajectory(trajectory, group_views[trajectory.id])

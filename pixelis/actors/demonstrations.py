@@ -131,7 +131,7 @@ class DemonstrationSource(BatchSource):
             return None
         levels = Counter(rows["level"].tolist())
         errors = [BadRow(*json.loads(text)) for text in rows["error"] if text]
-        *counts, failed = self.trainer.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
+        *counts, failed = self.trainer.model.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
         self.unusable += int(failed)
         for error in errors:
             self.log.write(BAD_ROW, **error._asdict())
@@ -192,7 +192,7 @@ class HeldOut:
     def loss(self, trainer: Trainer) -> dict[str, float]:
         """Mean negative log-likelihood of the held-out tokens, over all and by level. All workers must call it together."""
         sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
-        for (level, _), values in zip(self.samples, trainer.log_probs([sample for _, sample in self.samples]), strict=True):
+        for (level, _), values in zip(self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True):
             for name in {"", level}:
                 sums[name] = (sums[name][0] - float(values.sum(dtype="float64")), sums[name][1] + len(values))
         flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])

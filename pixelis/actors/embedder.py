@@ -69,8 +69,8 @@ class Embedder:
 
     def question_vectors(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
         """Vectors of several questions and their views."""
-        from pixelis.memory.vectors import combine
         from pixelis.policy.embed import image_vector
+        from pixelis.records.vectors import combine
 
         weights = self.config.memory.visual, self.config.memory.text
         return [combine(*parts, weights) for parts in self._parts(questions, views, image_vector)]

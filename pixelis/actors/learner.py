@@ -28,8 +28,6 @@ from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 
-FAILURE = "learner/failure"
-"""Event that a failing worker writes. The drivers show it immediately."""
 PLACED = "learner/placed"
 """Event with the node of each learner, in the order of their ranks."""
 ROOM_POLL_S = 5.0
@@ -171,7 +169,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
         frame = traceback.extract_tb(error.__traceback__)[-1]
         with suppress(OSError), EventLog(run_dir) as log:  # the disk may be full
             log.write(
-                FAILURE,
+                events.LEARNER_FAILURE,
                 attempt=attempt,
                 permanent=permanent,
                 error=type(typed or error).__name__,
@@ -197,7 +195,7 @@ def _log_nodes(run_dir: str, attempt: str) -> None:
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
     """The permanent error of this attempt, if any."""
-    event = events.last(run_dir, FAILURE)
+    event = events.last(run_dir, events.LEARNER_FAILURE)
     if event is None or event["attempt"] != attempt or not event["permanent"]:
         return None
     kind = getattr(errors, event["error"], None)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from PIL import Image
 
 from pixelis.actors.group_views import GroupViews, Views, fetch_groups
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
-from pixelis.evaluation.causes import cause_of, one_of_each
-from pixelis.evaluation.outputs import file_name
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Group, Media, Trajectory
@@ -36,34 +33,28 @@ Chosen = tuple[str, Group, GroupViews | None]
 """A title, and an episode as a group of one or the first of its group, with its views."""
 
 
-def choose(arm: str, groups: list[Group], views: Sequence[GroupViews | None], count: int) -> list[Chosen]:
-    """Up to `count` episodes as (title, group, views): the first right and the first wrong ones, half of each if possible.
+def choose(
+    arm: str,
+    groups: Sequence[Group],
+    views: Sequence[GroupViews | None],
+    count: int,
+    causes: Sequence[str | None] | None = None,
+) -> list[Chosen]:
+    """Up to ``count`` episodes as (title, group, views): the first right and the first wrong ones, half of each if possible.
 
-    Causes of errors alternate where they are known, and the title names them.
+    ``causes``: why the first episode of each group is wrong, where that is known. They alternate, and the title names them.
     """
-    pairs = list(zip(groups, views, strict=True))
-    right = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) > 0]
-    wrong = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) <= 0]
-    wrong = [wrong[position] for position in one_of_each([group for group, _ in wrong])]
+    rows = list(zip(causes or [None] * len(groups), groups, views, strict=True))
+    accuracies = [group.trajectories[0].rewards.get("accuracy") or 0 for group in groups]
+    right = [row for row, accuracy in zip(rows, accuracies, strict=True) if accuracy > 0]
+    wrong = [row for row, accuracy in zip(rows, accuracies, strict=True) if accuracy <= 0]
+    seen, turns = Counter[str | None](), []
+    for position, (cause, *_) in enumerate(wrong):
+        turns.append((seen[cause], position))
+        seen[cause] += 1
     half = min(len(wrong), max(count // 2, count - len(right)))
-    chosen = right[: count - half] + wrong[:half]
-    causes = [cause_of(group, group.trajectories[0]) for group, _ in chosen]
-    return [
-        (arm if cause is None else f"{arm}: {cause}", group, refs)
-        for cause, (group, refs) in zip(causes[:count], chosen[:count], strict=True)
-    ]
-
-
-def choose_wrong(clusters: Sequence[dict[str, Any]], groups: Sequence[Group], views: Sequence[GroupViews]) -> list[list[Chosen]]:
-    """The first wrong episode of each of the examples of each cluster; the title names its cause if that is known."""
-    pairs = {group.question.id: (group, refs) for group, refs in zip(groups, views, strict=True)}
-
-    def first_wrong(id: str) -> Chosen:
-        group, refs = pairs[id]
-        wrong = next(t for t in group.trajectories if t.rewards.get("accuracy", 1.0) <= 0.5)
-        return cause_of(group, wrong) or "", group.model_copy(update={"trajectories": [wrong]}), refs
-
-    return [[first_wrong(id) for id in cluster["examples"]] for cluster in clusters]
+    chosen = right[: count - half] + [wrong[position] for _, position in sorted(turns)[:half]]
+    return [(arm if cause is None else f"{arm}: {cause}", group, refs) for cause, group, refs in chosen[:count]]
 
 
 @ray.remote(num_cpus=0)
@@ -110,28 +101,6 @@ def merge_views(groups: Sequence[GroupViews]) -> GroupViews:
 @ray.remote(num_cpus=0)
 def _merge_views(groups: Sequence[GroupViews]) -> Views:
     return {id: pictures for views in fetch_groups(groups) for id, pictures in views.items()}
-
-
-@ray.remote(num_cpus=0)
-def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> dict[str, list[str]]:
-    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the order of images.
-
-    Beside them ``conversation.json`` has the turns: role, text and the files of the images that each shows.
-    """
-    paths: dict[str, list[str]] = {}
-    for group, refs in zip(groups, views, strict=True):
-        (by_trajectory,), question = fetch_groups([refs]), file_name(group.question.id)
-        for number, trajectory in enumerate(group.trajectories):
-            place = Path(folder) / question / str(number)
-            place.mkdir(parents=True, exist_ok=True)
-            files = [place / f"{file_name(image.id)}.png" for image in trajectory.images]
-            for file, view in zip(files, by_trajectory[trajectory.id], strict=True):
-                Image.fromarray(view).save(file)
-            names = dict(zip((image.id for image in trajectory.images), (file.name for file in files), strict=True))
-            turns = [{"role": t.role, "text": t.text, "images": [names[id] for id in t.images]} for t in trajectory.turns]
-            (place / "conversation.json").write_text(json.dumps(turns, indent=2, ensure_ascii=False), encoding="utf-8")
-            paths[trajectory.id] = [str(file) for file in files]
-    return paths
 
 
 def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) -> list[EpisodePage]:

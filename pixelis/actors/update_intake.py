@@ -21,22 +21,23 @@ from pixelis.actors.promotion import Promotion
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
 from pixelis.errors import BadConfig
-from pixelis.evolution.clear_share import ClearShare
 from pixelis.evolution.collapse import Collapse
-from pixelis.evolution.gate import needs_review
+from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.privacy import clean_png, redact, redact_record
 from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.updates import as_question_group
-from pixelis.evolution.vote import agrees, contradicts
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.vote import agrees, contradicts
 
 REMEMBERED = 100_000
 """Latest deletions and feedback remembered for tasks that are still on their way."""
 LONGEST = 1600
 """Longer side at most of a picture that is held out for the canary, which stores and keeps it in memory."""
+MAX_WAITING = 1000
+"""Updates that may wait for review; further ones are applied without one."""
 MIN_TRAJECTORIES = 2
 """A group of fewer trajectories has no advantages."""
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class UpdateIntake:
             return True
         if verdict is None or question is None or not needs_review(task.id, self.settings):
             return await self._push(task, pictures, group)
-        if await asyncio.to_thread(self.reviews.waiting) >= self.settings.review.limit:
+        if await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING:
             return await self._push(task, pictures, group)
         stored = await asyncio.to_thread(_put_for_review, self.reviews, task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1

@@ -24,10 +24,10 @@ from pixelis.errors import BadConfig, PixelisError
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant, most_tasks
 from pixelis.evolution.updates import agreeing, as_group
-from pixelis.evolution.vote import called_wrong
 from pixelis.files import write_json
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Experience, UpdateTask
+from pixelis.rewards.vote import called_wrong
 
 log = logging.getLogger(__name__)
 TASK_COUNTS = (

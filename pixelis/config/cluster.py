@@ -12,7 +12,6 @@ class NodesConfig(Section):
     cpus: float | None = Field(None, gt=0, description="CPUs of a machine; unset: of this one")
     gpus: float | None = Field(None, ge=0, description="GPUs of a machine; unset: of this one")
     gpu_gib: float | None = Field(None, gt=0, description="memory of a GPU in GiB; unset: of this machine's, or 80 without one")
-    memory_gib: float | None = Field(None, gt=0, description="memory of a machine in GiB; unset: of this one")
 
 
 class ClusterConfig(Section):

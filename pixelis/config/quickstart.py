@@ -8,8 +8,6 @@ from pixelis.config.base import Section
 
 
 class QuickstartConfig(Section):
-    sft_lr: float = Field(2e-3, gt=0, description="learning rate of the SFT stage")
-    rft_lr: float = Field(1e-3, gt=0, description="learning rate of the RFT stage")
     shift: str = Field("warm", description="change of the pictures in the online stream: warm, noise, rotate, invert, ...")
     stream: int = Field(800, ge=1, description="number of unlabelled requests in the online stream")
     shift_questions: int = Field(500, ge=1, description="held-out questions with changed pictures, evaluated before and after")

@@ -4,49 +4,33 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pixelis.config.base import Section
 
 Share = dict[str, float]
 GROUPS = ("geometric", "ocr", "spatio_temporal", "zoom", "select", "vqa")
 KINDS = ("golden", "trap", "self_correction")
-PRIORITIES = ("uncertain", "high_reward", "self_correction", "diverse")
-
-
-def _check_shares(subject: str, name: str, shares: Share, names: tuple[str, ...]) -> None:
-    """Raise ValueError for unknown names and for shares that do not add up to 1."""
-    if any(value < 0 for value in shares.values()) or not 0.99 <= sum(shares.values()) <= 1.01:
-        raise ValueError(f"the shares of {subject} add up to {sum(shares.values()):g}, not 1")
-    if unknown := sorted(set(shares) - set(names)):
-        raise ValueError(f"unknown {name} `{unknown[0]}` ({', '.join(names[:-1])} or {names[-1]})")
 
 
 class QualityConfig(Section):
     length: tuple[int, int] = Field((2, 20), description="minimum and maximum number of actions (thoughts and operations)")
     question: tuple[int, int] = Field((10, 500), description="minimum and maximum number of characters of a question")
     provenance: bool = Field(True, description="drop demonstrations without a source")
-    least: float = Field(0.7, ge=0, le=1, description="minimum quality of a demonstration")
+    min_score: float = Field(0.7, ge=0, le=1, description="minimum quality of a demonstration")
     levels: dict[str, float] = Field({}, description="minimum quality by level (published curriculum: simple 0.8, medium 0.6)")
     judge: bool = Field(False, description="also score demonstrations 1..5 with the model of rewards.judge")
-    judge_least: float = Field(4.0, ge=1, le=5, description="minimum score of the judge")
-    judge_temperature: float = Field(0.7, ge=0, description="temperature of the first request to the judge")
-    judge_calls_per_min: float = Field(60.0, gt=0, description="maximum number of requests to the judge per minute")
-    judge_repeats: float = Field(0.01, ge=0, le=1, description="share of the demonstrations that the judge scores three times")
-    judge_std: float = Field(
-        1.0, ge=0, description="maximum standard deviation of the three scores; above it the judge is considered unreliable"
-    )
+    min_judge_score: float = Field(4.0, ge=1, le=5, description="minimum score of the judge")
+    judge_calls_per_minute: float = Field(60.0, gt=0, description="maximum number of requests to the judge per minute")
 
 
 class DuplicatesConfig(Section):
-    exact: bool = Field(True, description="drop exact duplicates")
     near: float = Field(
         0.95, ge=0, le=1, description="minimum similarity of the texts of near duplicates with matching pictures; 0: keep them"
     )
     pictures: Literal["bytes", "look"] = Field(
         "look", description="pictures match when their bytes or their perceptual hashes (look) are equal"
     )
-    bits: int = Field(3, ge=0, le=3, description="look: maximum number of different bits of 64")
 
 
 class HoldoutConfig(Section):
@@ -64,9 +48,6 @@ class PassRateConfig(Section):
     utility: bool = Field(
         False, description="also run episodes without operations, and keep only questions that benefit from operations"
     )
-    margin: float = Field(0.25, ge=0, le=1, description="utility: minimum gain in pass rate from operations")
-    without: float = Field(0.5, ge=0, le=1, description="utility: maximum pass rate without operations")
-    temperature: float = Field(1.0, ge=0, description="sampling temperature of the episodes")
     apply_to: Literal["rft", "all"] = Field("rft", description="filter the questions for rft only, or all sets")
 
     @model_validator(mode="after")
@@ -95,36 +76,16 @@ class RecipeConfig(Section):
     kinds: Share = Field({}, description="share by kind: golden, trap, self_correction; sft never uses traps")
     length: tuple[int, int] = Field((2, 15), description="minimum and maximum number of actions")
     operations: int = Field(1, ge=0, description="minimum number of operations")
-    hard_negative: float = Field(1.5, gt=0, description="weight of wrong answers (outcome negatives)")
-    trap: float = Field(1.5, gt=0, description="weight of perceptual and logical traps")
-    self_correction: float = Field(1.2, gt=0, description="weight of self-corrections")
-    diversity: float = Field(0.0, ge=0, description="additional weight for the share of different operations")
 
-    @model_validator(mode="after")
-    def _shares(self) -> RecipeConfig:
-        for subject, name, shares, names in (
-            ("tasks", "group of tasks", self.tasks, GROUPS),
-            ("kinds", "kind", self.kinds, KINDS),
-        ):
-            if shares:
-                _check_shares(subject, name, shares, names)
-        return self
-
-
-class OnlineConfig(Section):
-    source: str = Field("", description="JSON-lines file of experiences; empty: none")
-    size: int = Field(10_000, ge=1, description="maximum number of experiences")
-    shares: Share = Field(
-        {"uncertain": 0.4, "high_reward": 0.3, "self_correction": 0.2, "diverse": 0.1}, description="share by priority"
-    )
-    max_age_days: float = Field(90.0, gt=0, description="maximum age of an experience in days")
-    least_confidence: float = Field(0.3, ge=0, le=1, description="minimum confidence of a verdict; corrections are always kept")
-    uncertain: float = Field(0.7, ge=0, le=1, description="confidence below which a verdict is uncertain")
-
-    @model_validator(mode="after")
-    def _shares(self) -> OnlineConfig:
-        _check_shares("online experiences", "priority", self.shares, PRIORITIES)
-        return self
+    @field_validator("tasks", "kinds")
+    @classmethod
+    def _shares(cls, shares: Share, info) -> Share:
+        names = GROUPS if info.field_name == "tasks" else KINDS
+        if unknown := sorted(set(shares) - set(names)):
+            raise ValueError(f"unknown share `{unknown[0]}` ({', '.join(names[:-1])} or {names[-1]})")
+        if any(value < 0 for value in shares.values()) or (shares and not 0.99 <= sum(shares.values()) <= 1.01):
+            raise ValueError(f"the shares add up to {sum(shares.values()):g}, not 1")
+        return shares
 
 
 class SftRecipeConfig(RecipeConfig):
@@ -148,9 +109,13 @@ class RftRecipeConfig(RecipeConfig):
         description="share by group of tasks; empty: as available",
     )
     kinds: Share = Field({"golden": 0.5, "trap": 0.25, "self_correction": 0.25}, description="share by kind; empty: as available")
-    hard_negative: float = Field(2.0, gt=0, description="weight of wrong answers (outcome negatives)")
-    trap: float = Field(3.0, gt=0, description="weight of perceptual and logical traps")
-    diversity: float = Field(0.1, ge=0, description="additional weight for the share of different operations")
+
+
+class OnlineConfig(Section):
+    source: str = Field("", description="JSON-lines file of experiences; empty: none")
+    size: int = Field(10_000, ge=1, description="maximum number of experiences")
+    max_age_days: float = Field(90.0, gt=0, description="maximum age of an experience in days")
+    min_confidence: float = Field(0.3, ge=0, le=1, description="minimum confidence of a verdict; corrections are always kept")
 
 
 class RefinementConfig(Section):
@@ -160,7 +125,6 @@ class RefinementConfig(Section):
         ge=0,
         description="processes of the cluster that check rows, execute calls and hash pictures; 0: the job alone, no cluster",
     )
-    observe: bool = Field(True, description="execute calls that have no observation")
     quality: QualityConfig = QualityConfig()
     duplicates: DuplicatesConfig = DuplicatesConfig()
     holdout: HoldoutConfig = HoldoutConfig()

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -111,147 +112,134 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        d, problems = self.dialogue, []
-        for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
-            if folder and "://" in folder:
-                # Files are locked, appended to, renamed and linked there, which object stores do not support.
-                problems.append(
-                    f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, Filestore, JuiceFS)"
-                )
-        if not self.evaluate.questions and any(source.startswith("cards:") for source in self.held_out.values()):
-            problems.append("evaluate.questions=0 takes all questions of a set, and cards: has no end")
-        if d.max_turn_tokens >= d.max_context:
-            problems.append(
-                f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
-            )
-        if self.learner.row_tokens < d.max_context:
-            problems.append(
-                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
-                "an episode must fit into a row"
-            )
-        problems += self.learner.problems()
-        shares = self.learner.shares(self.learner.workers)
-        groups = f"{shares} groups of learners" if self.learner.sequence_parallel > 1 else f"learner.workers {shares}"
-        if self.rft.prompts_per_step % shares:
-            problems.append(f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by {groups}")
-        if self.sft.batch % shares:
-            problems.append(f"sft.batch {self.sft.batch} is not divisible by {groups}")
-        uniform = not self.policy.full and not self.policy.lora.ranks
-        if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
-            problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
-        if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
-            problems.append(
-                "evolution.rehearse draws pictures from the memory: set memory.enabled and memory.pictures, or rehearse=0"
-            )
-        problems += self._rft() + self._sampling() + self._colocation() + self._transfer() + self._quantization()
-        if not self.toolbox.has_tools and self.evaluate.operations:
-            problems.append("toolbox.operations is empty but evaluate.operations is true")
+        checks = (self._folders, self._lengths, self._batches, self._rft, self._sampling, self._colocation, self._versions)
+        problems = [problem for check in checks for problem in check()] + self.learner.problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def _rft(self) -> list[str]:
-        """What contradicts rft's advantages, replay and filter."""
-        problems = []
-        if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
-            problems.append("rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights")
-        if self.rft.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
-            problems.append("rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1")
-        if self.rft.advantage.min_group > self.rft.group_size:
-            problems.append(
-                f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group_size {self.rft.group_size}"
+    def _folders(self) -> Iterator[str]:
+        """What contradicts the sources, folders and tools that are named."""
+        for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
+            if folder and "://" in folder:
+                # Files are locked, appended to, renamed and linked there, which object stores do not support.
+                yield f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, Filestore, JuiceFS)"
+        if not self.evaluate.questions and any(source.startswith("cards:") for source in self.held_out.values()):
+            yield "evaluate.questions=0 takes all questions of a set, and cards: has no end"
+        if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
+            yield "evolution.rehearse draws pictures from the memory: set memory.enabled and memory.pictures, or rehearse=0"
+        if not self.toolbox.has_tools and self.evaluate.operations:
+            yield "toolbox.operations is empty but evaluate.operations is true"
+
+    def _lengths(self) -> Iterator[str]:
+        """Limits of turns, episodes and rows that exclude each other."""
+        d = self.dialogue
+        if d.max_turn_tokens >= d.max_context:
+            yield f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
+        if self.learner.row_tokens < d.max_context:
+            yield (
+                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
+                "an episode must fit into a row"
             )
-        if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group_size:
-            problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group_size {self.rft.group_size}")
-        if self.rft.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
-            problems.append(
-                f"rft.filter.key {self.rft.filter.key} is not computed: give it a weight in rewards.weights, or name one of "
+
+    def _batches(self) -> Iterator[str]:
+        """Batches that the learners cannot share equally."""
+        shares = self.learner.shares(self.learner.workers)
+        groups = f"{shares} groups of learners" if self.learner.sequence_parallel > 1 else f"learner.workers {shares}"
+        if self.rft.prompts_per_step % shares:
+            yield f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by {groups}"
+        if self.sft.batch % shares:
+            yield f"sft.batch {self.sft.batch} is not divisible by {groups}"
+
+    def _rft(self) -> Iterator[str]:
+        """What contradicts rft's advantages, replay and filter."""
+        r = self.rft
+        if r.replay.capacity and r.loss.kl > 0 and r.loss.kl_in == "reward":
+            yield "rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights"
+        if r.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
+            yield "rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1"
+        if r.advantage.min_group > r.group_size:
+            yield f"rft.advantage.min_group {r.advantage.min_group} is above rft.group_size {r.group_size}"
+        if r.advantage.baseline == "pass_at_k" and r.advantage.k >= r.group_size:
+            yield f"rft.advantage.k {r.advantage.k} is not below rft.group_size {r.group_size}"
+        if r.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
+            yield (
+                f"rft.filter.key {r.filter.key} is not computed: give it a weight in rewards.weights, or name one of "
                 + ", ".join(keys)
             )
-        return problems
 
-    def _sampling(self) -> list[str]:
+    def _sampling(self) -> Iterator[str]:
         """What the engines cannot sample, or the learner would take for another distribution."""
-        problems = []
         loss, top_p = self.rft.loss, self.rft.sampling.top_p
         # Engines record probabilities within the nucleus, the learner and the reference score the whole vocabulary.
         if top_p < 1 and loss.kl > 0 and loss.kl_in == "reward":
-            problems.append(
+            yield (
                 f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which rft.loss.kl_in=reward subtracts: "
                 "set it to 1, or kl_in=loss"
             )
         if top_p < 1 and loss.importance == "none" and loss.proximal == "learner":
-            problems.append(
+            yield (
                 f"rft.sampling.top_p {top_p} samples from another distribution than the learner's, for which "
                 "rft.loss.importance=none does not correct: set it to truncate"
             )
-        temperatures = {
-            "rft": self.rft.sampling.temperature,
-            "evaluate": self.evaluate.sampling.temperature,
-            "serve": self.serve.sampling.temperature,
-        }
-        for name, temperature in temperatures.items():
+        for name, section in (("rft", self.rft), ("evaluate", self.evaluate), ("serve", self.serve)):
+            temperature = section.sampling.temperature
             if self.engine.name == "vllm" and temperature > 2:
-                problems.append(f"{name}.sampling.temperature {temperature}: vLLM supports 0 and 0.01 to 2")
+                yield f"{name}.sampling.temperature {temperature}: vLLM supports 0 and 0.01 to 2"
             elif 0 < temperature < 0.01:
-                problems.append(f"{name}.sampling.temperature {temperature}: the engines sample at 0 and from 0.01 on")
-        return problems
+                yield f"{name}.sampling.temperature {temperature}: the engines sample at 0 and from 0.01 on"
 
-    def _colocation(self) -> list[str]:
+    def _colocation(self) -> Iterator[str]:
         """What contradicts engine.colocate."""
-        e, learner, problems = self.engine, self.learner, []
+        e, learner = self.engine, self.learner
         if e.most_workers < e.workers:
-            problems.append(f"engine.max_workers {e.max_workers} is below engine.workers {e.workers}")
+            yield f"engine.max_workers {e.max_workers} is below engine.workers {e.workers}"
         if not e.colocate:
-            return problems
+            return
         if e.most_workers > e.workers:
-            problems.append(f"engine.colocate has a generator for each learner: unset engine.max_workers {e.max_workers}")
+            yield f"engine.colocate has a generator for each learner: unset engine.max_workers {e.max_workers}"
         if self.rft.max_off_policy_steps:
-            problems.append(
+            yield (
                 f"engine.colocate lets generators and learners take turns, which needs rft.max_off_policy_steps=0, not "
                 f"{self.rft.max_off_policy_steps}"
             )
         if (e.gpus or learner.gpus) and not e.gpus == learner.gpus == e.tensor_parallel == 1:
-            problems.append(
+            yield (
                 "engine.colocate shares one GPU between a generator and a learner, but engine.gpus is "
                 f"{e.gpus:g}, learner.gpus {learner.gpus:g} and engine.tensor_parallel {e.tensor_parallel}: set them to 1"
             )
         if e.gpus and e.workers != learner.workers:
-            problems.append(f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers ({learner.workers})")
-        return problems
+            yield f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers ({learner.workers})"
 
-    def _transfer(self) -> list[str]:
-        """What contradicts policy_store.transfer."""
-        transfer, problems = self.policy_store.transfer, []
+    def _versions(self) -> Iterator[str]:
+        """What contradicts the adapters, policy_store.transfer and engine.quantization."""
+        e, transfer = self.engine, self.policy_store.transfer
+        uniform = not self.policy.full and not self.policy.lora.ranks
+        if e.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
+            yield f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
         if self.policy_store.streams and not self.policy.full:
-            problems.append(f"policy_store.transfer={transfer} is for policy.full=true: an adapter is small, leave it at object")
-        if transfer == "nccl" and self.engine.colocate:
-            problems.append("policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: use object")
-        elif transfer == "nccl" and not (self.learner.gpus and self.engine.gpus):
-            problems.append("policy_store.transfer=nccl needs learner.gpus and engine.gpus: use gloo between hosts")
-        return problems
-
-    def _quantization(self) -> list[str]:
-        """What contradicts engine.quantization."""
-        e, problems = self.engine, []
+            yield f"policy_store.transfer={transfer} is for policy.full=true: an adapter is small, leave it at object"
+        if transfer == "nccl" and e.colocate:
+            yield "policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: use object"
+        elif transfer == "nccl" and not (self.learner.gpus and e.gpus):
+            yield "policy_store.transfer=nccl needs learner.gpus and engine.gpus: use gloo between hosts"
         copied = e.quantization in ("int8", "awq")
         if copied and not e.model:
-            problems.append(
-                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy of policy.model: "
-                "`pixelis export --quantize int8 MODEL FOLDER` writes one, AutoAWQ and llm-compressor write others"
+            yield (
+                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy of policy.model, "
+                "which llm-compressor writes"
             )
         if e.model and not copied:
-            problems.append(f"engine.model is the quantised copy for engine.quantization=int8 or awq, not {e.quantization}")
+            yield f"engine.model is the quantised copy for engine.quantization=int8 or awq, not {e.quantization}"
         if e.quantization == "none":
-            return problems
+            return
         if e.name != "vllm":
-            problems.append(f"engine.quantization={e.quantization} needs engine.name=vllm")
+            yield f"engine.quantization={e.quantization} needs engine.name=vllm"
         if self.policy.full or e.adapters == "merge" or not self.policy.lora.is_of_language_layers:
-            problems.append(
+            yield (
                 f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by policy.full, "
                 "engine.adapters=merge, an adapted lm_head or vision tower would have to be quantised at each update"
             )
-        return problems
 
     @property
     def rollout_timeout_s(self) -> float:

@@ -1,8 +1,8 @@
-"""Configuration of synthesis: sources, tasks with target counts, proportions, mistakes, and language models."""
+"""Configuration of synthesis: sources, tasks with target counts, proportions, and language models."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -66,8 +66,12 @@ class ChatConfig(Section):
     calls_per_minute: float = Field(60.0, gt=0, description="requests per minute and worker")
     tries: int = Field(3, ge=1, description="maximum number of requests for a usable reply")
     timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    total_timeout_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a reply")
-    cache: bool = Field(True, description="cache replies in run.dir by the hash of the request")
+    cache: ClassVar[bool] = True
+
+    @property
+    def total_timeout_s(self) -> float:
+        """Timeout in seconds of all requests for a reply, with the pauses between them."""
+        return self.tries * self.timeout_s + 30.0
 
 
 class WriterConfig(ChatConfig):
@@ -75,9 +79,6 @@ class WriterConfig(ChatConfig):
         "template",
         description="thoughts that fail their checks in all tries: use those of the template, or drop the sample",
     )
-    min_chars: int = Field(8, ge=1, description="minimum length of a thought in characters")
-    max_chars: int = Field(600, ge=1, description="maximum length of a thought in characters")
-    similarity: float = Field(0.8, ge=0, le=1, description="maximum similarity of the last thought and the answer")
 
 
 class ImitationConfig(ChatConfig):
@@ -94,15 +95,13 @@ class DistillationConfig(ChatConfig):
     responses: str = Field(
         "responses", description="key in the meta of a row that has its replies; for rows without it the model is asked"
     )
-    min_chars: int = Field(20, ge=0, description="minimum length of a thought in characters")
-    max_chars: int = Field(4000, ge=1, description="maximum length of a thought in characters")
 
 
 class SynthesisConfig(Section):
     method: Literal["templates", "imitation", "distillation"] = Field(
         "templates",
-        description="origin of correct samples: annotations (templates), episodes of a model (imitation), or replies of a model "
-        "(distillation)",
+        description="origin of correct samples: annotations (templates), episodes of a model (imitation), or replies of "
+        "a model (distillation)",
     )
     datasources: dict[str, DatasourceConfig] = Field({}, description="data sources by name")
     tasks: dict[str, SynthesisTaskConfig] = Field({}, description="tasks by name, with target counts and weighted sources")
@@ -110,14 +109,10 @@ class SynthesisConfig(Section):
     traps: TrapSplitConfig = TrapSplitConfig()
     weights: SampleWeightsConfig = SampleWeightsConfig()
     corrections: list[str] = Field([], description="kinds of self-correction to use; empty: all")
-    most_iou: float = Field(0.3, gt=0, lt=1, description="maximum overlap (IoU) of a wrong place with the correct one")
     thoughts: Literal["full", "terse"] = Field(
         "full", description="terse: short thoughts from the vocabulary of the embedded model"
     )
-    passes: int = Field(4, ge=1, description="passes over the rows of a source before the target of a task counts as unmet")
     strict: bool = Field(False, description="treat an unmet target as an error instead of a warning")
-    keep_annotations: bool = Field(True, description="keep the annotations in the samples")
-    shard: int = Field(64, ge=1, description="attempts per file; a stopped job repeats at most this many")
     round: int = Field(2048, ge=1, description="maximum number of attempts planned at a time")
     workers: int = Field(2, ge=1, description="number of synthesis actors")
     cpus: float = Field(0.5, ge=0, description="CPUs that each actor reserves")
@@ -130,10 +125,9 @@ class SynthesisConfig(Section):
         for name, task in self.tasks.items():
             if unknown := sorted(set(task.source_datasets) - set(self.datasources)):
                 raise ValueError(f"tasks.{name}.source_datasets has unknown datasources: {', '.join(unknown)}")
-        if not self.proportions.golden + self.proportions.trap + self.proportions.self_correction > 0:
+        if not any(self.proportions.model_dump().values()):
             raise ValueError("all proportions are 0")
-        t = self.traps
-        if self.proportions.trap and not t.outcome_negative + t.trap_perceptual + t.trap_logical > 0:
+        if self.proportions.trap and not any(self.traps.model_dump().values()):
             raise ValueError("all shares in traps are 0, but proportions.trap is not")
         return self
 
@@ -141,10 +135,9 @@ class SynthesisConfig(Section):
         """Kind of sample -> its share; they add up to 1. Samples of a model are all golden."""
         if self.method != "templates":
             return {"golden": 1.0}
-        p, t = self.proportions, self.traps
-        total = p.golden + p.trap + p.self_correction
-        traps = t.outcome_negative + t.trap_perceptual + t.trap_logical or 1.0
+        p, traps = self.proportions, self.traps.model_dump()
+        total, all_traps = p.golden + p.trap + p.self_correction, sum(traps.values()) or 1.0
         shares = {"golden": p.golden / total}
-        shares |= {kind: p.trap / total * share / traps for kind, share in t.model_dump().items()}
+        shares |= {kind: p.trap / total * share / all_traps for kind, share in traps.items()}
         shares["self_correction"] = p.self_correction / total
         return {kind: share for kind, share in shares.items() if share > 0}

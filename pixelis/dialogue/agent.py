@@ -1,4 +1,4 @@
-"""The agent loop: generates turns and executes operations until the policy answers or reaches a limit.
+"""The agent loop: the policy takes turns and operations are executed until it answers or reaches a limit.
 
 An episode is a coroutine; engines and tools batch over concurrent episodes. A failure inside an episode becomes its stop reason
 or an observation, never an exception that would end other episodes.
@@ -18,13 +18,16 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pixelis.config import DialogueConfig
+from pixelis.dialogue.dialects import Reply
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.dialogue.session import SamplingParams, Session
 from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn, new_id
 
 log = logging.getLogger(__name__)
 
+Outcome = tuple[Observation, list[np.ndarray]]
+"""An observation and the uint8 [h, w, 3] views of its images."""
 TurnCallback = Callable[[Turn, list[np.ndarray]], None]
 """Called with each turn after the prompt and the views that the turn adds."""
 TextCallback = Callable[[str], None]
@@ -34,13 +37,8 @@ TextCallback = Callable[[str], None]
 class Tools(Protocol):
     """Runs pixel operations for the agent."""
 
-    async def execute(
-        self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
-    ) -> tuple[Observation, list[np.ndarray]]:
-        """Execute an action, given the episode's views and objects so far.
-
-        Returns an observation without ids, and the uint8 views of its images.
-        """
+    async def execute(self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]) -> Outcome:
+        """Execute an action, given the episode's views and objects so far; the observation has no ids yet."""
         ...
 
 
@@ -52,8 +50,24 @@ class StatefulTools(Tools, Protocol):
     the state is lost.
     """
 
-    async def reset(self) -> tuple[Observation, list[np.ndarray]]:
-        """Start the episode. Returns the observation to show below the question, without ids, and its uint8 views."""
+    async def reset(self) -> Outcome:
+        """Start the episode. Returns the observation to show below the question, without ids."""
+        ...
+
+
+class Conversation(Protocol):
+    """The policy's side of one episode: tokens of an engine's session, or the messages of a chat API."""
+
+    def begin(self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
+        """The turns of the prompt, or the limit that it exceeds."""
+        ...
+
+    async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
+        """The policy's next turn, what it says, and the limit that cut it off, if any. ``images``: all views so far."""
+        ...
+
+    def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn] | StopReason:
+        """The turns that show these observations to the policy, or the limit that they exceed."""
         ...
 
 
@@ -96,14 +110,12 @@ async def run_episode(
     on_turn: TurnCallback | None = None,
     on_text: TextCallback | None = None,
 ) -> Episode:
-    """Run one episode: let the policy answer a question. Closes the session.
+    """Run one episode on an engine: let the policy answer a question. Closes the session.
 
-    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. Without ``tools``, or for a
-    question whose own ``tools`` are an empty list, no operations are offered, and a call gets an ``unknown_op`` observation.
-    ``tools`` may be an environment (``StatefulTools``). The calls of a turn with several are executed in order. A call in the
-    last allowed turn is not executed (over_turn). An observation that does not fit is not appended (over_context, over_images).
-    A prompt that does not fit gives an episode without turns or images. Engine failures end the episode with ``error`` or
-    ``deadline`` and their code in ``unscored``; only cancellation is raised.
+    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. No operations are offered
+    without ``tools``, or for a question whose own ``tools`` are an empty list. A prompt that does not fit gives an
+    episode without turns or images. Engine failures end the episode with ``error`` or ``deadline`` and their code in
+    ``unscored``; only cancellation is raised.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -116,7 +128,8 @@ async def run_episode(
     episode = Episode(trajectory, list(views))
     started = time.perf_counter()
     try:
-        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling, on_turn, on_text)
+        conversation = _TokenConversation(session, renderer, tools is not None, limits, sampling, on_text)
+        trajectory.stop_reason = await play(conversation, question, episode, tools, limits, on_turn)
         _check_views(renderer, episode)
     except (TimeoutError, DeadlineExceeded):
         trajectory.stop_reason, trajectory.unscored = StopReason.DEADLINE, "deadline_exceeded"
@@ -137,45 +150,37 @@ async def run_episode(
     return episode
 
 
-async def _play(
-    session: Session,
-    renderer: Renderer,
+async def play(
+    conversation: Conversation,
     question: Question,
     episode: Episode,
     tools: Tools | None,
     limits: Limits,
-    sampling: SamplingParams,
-    on_turn: TurnCallback | None,
-    on_text: TextCallback | None,
+    on_turn: TurnCallback | None = None,
 ) -> StopReason:
-    trajectory, offered = episode.trajectory, renderer.offered(question, operations=tools is not None)
+    """Play an episode, which gets its turns, images and answer; returns why it stopped. Failures of the policy are raised.
+
+    The calls of a turn are executed in order; without ``tools`` a call gets an ``unknown_op`` observation. A call in the last
+    allowed turn is not executed (over_turn). An observation that does not fit is not appended (over_context, over_images).
+    """
+    trajectory = episode.trajectory
     if isinstance(tools, StatefulTools):
-        question = await _reset(tools, question, episode)
-    if len(trajectory.images) > limits.max_images:
-        return StopReason.OVER_IMAGES
-    _check_views(renderer, episode)
-    prompt = renderer.prompt(question, trajectory.images, operations=tools is not None)
-    used = sum(len(turn.tokens) for turn in prompt)
-    if used >= limits.max_context:
-        return StopReason.OVER_CONTEXT
+        observation, views = await tools.reset()
+        episode.views += views
+        question = show_start(question, trajectory.images, observation)
+    prompt = conversation.begin(question, trajectory.images, episode.views)
+    if isinstance(prompt, StopReason):
+        return prompt
     trajectory.turns += prompt
-    tokens, views = [token for turn in prompt for token in turn.tokens], list(episode.views)
     for number in range(limits.max_turns):
-        room = min(limits.max_turn_tokens, limits.max_context - used)
-        on_tokens = renderer.listener(on_text) if on_text is not None else None
-        settings = dataclasses.replace(sampling, max_tokens=room, stop=renderer.dialect.stop)
-        completion = await session.generate(tokens, views, settings, on_tokens)
-        _check_completion(completion, renderer, room)
-        turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, offered)
-        turn.top_log_probs = completion.top_log_probs if turn.tokens else []
+        turn, reply, limit = await conversation.policy_turn(trajectory.images)
         trajectory.turns.append(turn)
-        used += len(turn.tokens)
         if turn.error == "bad_token":
             raise InfraFailure(f"the engine sampled a banned token: {turn.text[-200:]!r}", code="bad_token")
         if on_turn is not None:
             on_turn(turn, [])
-        if completion.finish == "length":
-            return StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
+        if limit is not None:
+            return limit
         if reply.answer is not None:
             trajectory.answer = reply.answer
             return StopReason.ANSWER
@@ -183,38 +188,92 @@ async def _play(
             return StopReason.NO_ACTION
         if number == limits.max_turns - 1:
             return StopReason.OVER_TURN
-        results = await operate_all(tools, turn.actions, trajectory)
+        results = await _operate_all(tools, turn.actions, trajectory)
         if not results:
             assert reply.error is not None
             results.append((Observation(status="error", code=reply.error.code, text=reply.error.message), []))
         if len(trajectory.images) + sum(len(views) for _, views in results) > limits.max_images:
             return StopReason.OVER_IMAGES
-        tool_turns, shown = list[Turn](), len(trajectory.images)
-        for place, (observation, _) in enumerate(results):
-            tool_turns.append(renderer.observation(observation, shown, place, len(results)))
-            shown += len(observation.images)
-        if completion.tokens[-1] != renderer.spec.stop:  # the dialect's stop text ended the turn, so that its end is not sampled
-            tool_turns[0].tokens.insert(0, renderer.spec.stop)
-        tokens = [token for tool_turn in tool_turns for token in tool_turn.tokens]
-        if used + len(tokens) >= limits.max_context:
-            return StopReason.OVER_CONTEXT
-        views, used = [view for _, new in results for view in new], used + len(tokens)
-        for tool_turn, (observation, new) in zip(tool_turns, results, strict=True):
+        tool_turns = conversation.observe(results, len(trajectory.images))
+        if isinstance(tool_turns, StopReason):
+            return tool_turns
+        for tool_turn, (observation, views) in zip(tool_turns, results, strict=True):
             trajectory.turns.append(tool_turn)
             trajectory.images += observation.images
-            episode.views += new
+            episode.views += views
             if on_turn is not None:
-                on_turn(tool_turn, new)
+                on_turn(tool_turn, views)
         if any(is_done(observation) for observation, _ in results):
             return StopReason.DONE
     raise AssertionError("the last turn returns")
 
 
-async def _reset(tools: StatefulTools, question: Question, episode: Episode) -> Question:
-    """Start an environment; returns the question as the policy sees it, with the environment's text below."""
-    observation, views = await tools.reset()
-    episode.views += views
-    return show_start(question, episode.trajectory.images, observation)
+class _TokenConversation:
+    """A conversation in the tokens of an engine's session, which keeps those of earlier turns."""
+
+    def __init__(
+        self,
+        session: Session,
+        renderer: Renderer,
+        operations: bool,
+        limits: Limits,
+        sampling: SamplingParams,
+        on_text: TextCallback | None,
+    ):
+        self.session, self.renderer, self.operations, self.limits = session, renderer, operations, limits
+        self.sampling, self.on_text = sampling, on_text
+        self.used = 0
+        self.tokens: list[int] = []
+        self.views: list[np.ndarray] = []
+
+    def begin(self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
+        self.offered = self.renderer.offered(question, self.operations)
+        if len(images) > self.limits.max_images:
+            return StopReason.OVER_IMAGES
+        if [view.shape for view in views] != _shapes(images):
+            raise InfraFailure("the views and images of the question differ", code="bad_views")
+        return self._send(self.renderer.prompt(question, images, self.operations), views)
+
+    def _send(self, turns: list[Turn], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
+        """Keep the turns for the next request, if they leave room for a policy turn."""
+        self.tokens, self.views = [token for turn in turns for token in turn.tokens], list(views)
+        if self.used + len(self.tokens) >= self.limits.max_context:
+            return StopReason.OVER_CONTEXT
+        self.used += len(self.tokens)
+        return turns
+
+    async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
+        renderer, limits = self.renderer, self.limits
+        room = min(limits.max_turn_tokens, limits.max_context - self.used)
+        on_tokens = renderer.listener(self.on_text) if self.on_text is not None else None
+        sampling = dataclasses.replace(self.sampling, max_tokens=room, stop=renderer.dialect.stop)
+        completion = await self.session.generate(self.tokens, self.views, sampling, on_tokens)
+        tokens, log_probs = completion.tokens, completion.log_probs
+        problem = ""  # an engine with a fault must not train the policy
+        if len(tokens) != len(log_probs) or len(tokens) > room:
+            problem = f"{len(tokens)} tokens with {len(log_probs)} log-probs, at most {room} allowed"
+        elif not all(math.isfinite(p) for p in log_probs):
+            problem = "log-probs that are not finite"
+        elif completion.finish == "stop" and tokens and tokens[-1] != renderer.spec.stop and not renderer.dialect.stop:
+            problem = f"a stop at token {tokens[-1]}"
+        if problem:
+            raise InfraFailure(f"the engine returned {problem}", code="bad_completion")
+        turn, reply = renderer.read(tokens, log_probs, images, self.offered)
+        turn.top_log_probs = completion.top_log_probs if turn.tokens else []
+        self.used += len(turn.tokens)
+        # The dialect's stop text ended the turn: the observation begins with the stop token, which is not learnt.
+        self.open = bool(tokens) and tokens[-1] != renderer.spec.stop
+        limit = StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
+        return turn, reply, limit if completion.finish == "length" else None
+
+    def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn] | StopReason:
+        turns = list[Turn]()
+        for place, (observation, _) in enumerate(results):
+            turns.append(self.renderer.observation(observation, images_so_far, place, len(results)))
+            images_so_far += len(observation.images)
+        if self.open:
+            turns[0].tokens.insert(0, self.renderer.spec.stop)
+        return self._send(turns, [view for _, views in results for view in views])
 
 
 def show_start(question: Question, images: list[ImageView], observation: Observation) -> Question:
@@ -231,32 +290,28 @@ def is_done(observation: Observation) -> bool:
     return observation.data.get("done") is True
 
 
-async def operate_all(
-    tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
-) -> list[tuple[Observation, list[np.ndarray]]]:
+async def _operate_all(tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory) -> list[Outcome]:
     """Execute the calls of a turn in order, up to one that ends the episode; no call without tools."""
-    results = list[tuple[Observation, list[np.ndarray]]]()
-    if tools is None:
-        return results
-    for action in actions:
-        results.append(await _operate(tools, action, trajectory, [observation for observation, _ in results]))
+    results = list[Outcome]()
+    for action in actions if tools is not None else ():
+        assert tools is not None
+        earlier = sum(observation.status == "ok" for observation, _ in results)
+        results.append(await _operate(tools, action, trajectory, trajectory.operations_ok + earlier))
         if is_done(results[-1][0]):
             break
     return results
 
 
-async def _operate(
-    tools: Tools, action: Action, trajectory: Trajectory, before: Sequence[Observation]
-) -> tuple[Observation, list[np.ndarray]]:
+async def _operate(tools: Tools, action: Action, trajectory: Trajectory, successes: int) -> Outcome:
     """Execute an action and assign ids to the observation and its images. A failure of the tool becomes an observation.
 
-    ``before``: the observations of earlier calls of the same turn, which only their ids depend on.
+    ``successes``: number of successful calls before, from which the ids follow.
     """
     try:
         observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
             return observation.model_copy(update={"id": None, "images": []}), []
-        if [view.shape for view in views] != [(i.view_size[1], i.view_size[0], 3) for i in observation.images]:
+        if [view.shape for view in views] != _shapes(observation.images):
             raise ValueError("the views differ from the observation's images")
     except Exception as error:
         if isinstance(tools, StatefulTools):
@@ -266,7 +321,6 @@ async def _operate(
         log.warning("operation %s of episode %s failed", action.op, trajectory.id, exc_info=True)
         return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
     data = {**observation.data, "op": action.op, "target": action.target}
-    successes = trajectory.operations_ok + sum(earlier.status == "ok" for earlier in before)
     return name_observation(observation.model_copy(update={"data": data}), successes), views
 
 
@@ -278,25 +332,15 @@ def name_observation(observation: Observation, successes: int) -> Observation:
     return observation.model_copy(update={"id": name, "images": images})
 
 
-def _check_completion(completion: Completion, renderer: Renderer, room: int) -> None:
-    """Raise InfraFailure for an invalid completion: wrong counts, non-finite log-probs, a stop without the stop token."""
-    tokens, log_probs = completion.tokens, completion.log_probs
-    if len(tokens) != len(log_probs) or len(tokens) > room:
-        problem = f"{len(tokens)} tokens with {len(log_probs)} log-probs, at most {room} allowed"
-    elif not all(math.isfinite(p) for p in log_probs):
-        problem = "log-probs that are not finite"
-    elif completion.finish == "stop" and tokens and tokens[-1] != renderer.spec.stop and not renderer.dialect.stop:
-        problem = f"a stop at token {tokens[-1]}"
-    else:
-        return
-    raise InfraFailure(f"the engine returned {problem}", code="bad_completion")
+def _shapes(images: Sequence[ImageView]) -> list[tuple[int, int, int]]:
+    """The shapes of the views of these images."""
+    return [(image.view_size[1], image.view_size[0], 3) for image in images]
 
 
 def _check_views(renderer: Renderer, episode: Episode) -> None:
     """Raise InfraFailure unless views, image descriptions and image tokens agree: a mismatch would break training."""
     trajectory = episode.trajectory
-    described = [(image.view_size[1], image.view_size[0], 3) for image in trajectory.images]
-    if [view.shape for view in episode.views] != described:
+    if [view.shape for view in episode.views] != _shapes(trajectory.images):
         raise InfraFailure("the views and images of the episode differ", code="bad_views")
     expected = sum(renderer.spec.image_tokens(*view.shape[:2]) for view in episode.views)
     pads = sum(turn.tokens.count(renderer.spec.image_token) for turn in trajectory.turns)

@@ -60,13 +60,3 @@ def error_causes(groups: Sequence[Group]) -> dict[str, Any]:
     """Number of wrong episodes by cause, in the order of `CAUSES`; empty if none is known."""
     counts = Counter(cause for group in groups for t in group.trajectories if (cause := cause_of(group, t)) is not None)
     return {cause: counts[cause] for cause in CAUSES} if counts else {}
-
-
-def one_of_each(groups: Sequence[Group]) -> list[int]:
-    """The positions of the groups in such an order that causes of their first episodes alternate; else as they are."""
-    seen, ranks = Counter[Cause | None](), []
-    for position, group in enumerate(groups):
-        cause = cause_of(group, group.trajectories[0])
-        ranks.append((seen[cause], position))
-        seen[cause] += 1
-    return [position for _, position in sorted(ranks)]

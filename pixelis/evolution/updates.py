@@ -9,10 +9,10 @@ from typing import Any
 from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
-from pixelis.evolution.vote import agrees
 from pixelis.records import Group, Question, Trajectory, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
 from pixelis.rewards.terms import score_group
+from pixelis.rewards.vote import agrees
 
 
 def make_task(

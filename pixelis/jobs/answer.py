@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pixelis.actors import placement
+from pixelis.actors import placement, reservations
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.labels import Labels, OnLabels, drop_labels
@@ -36,13 +37,12 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
-from pixelis.evolution import vote
 from pixelis.files import disk_failures
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
-from pixelis.jobs.dry_run import checks
 from pixelis.jobs.remote_agent import RemoteAgent
 from pixelis.records import Question
+from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import shared_services
@@ -281,6 +281,23 @@ async def _run_remote(config: Config, options: Options, out: AnswerFile) -> None
         await answer_all(questions_of(config, options), out, agent.answer, options.concurrency or 4)
 
 
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run, plan
+    from pixelis.policy import estimate
+
+    dry_run.show_operations(config)
+    needs = reservations.needs(config, learner=False, rollouts=True)
+    dry_run.show_findings("answer", config, [*estimate.check(config, "evaluate"), *plan.check(config, needs)])
+    questions = dry_run.Input("data.evaluate", config.data.evaluate, functools.partial(_read_question, config))
+    dry_run.check_inputs([*dry_run.policy_inputs(config), *([questions] if config.data.evaluate else [])])
+
+
+def _read_question(config: Config, source: str) -> None:
+    if next(read_questions(source, epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels), None) is None:
+        raise BadInput("has no questions", fix="see docs/data.md for the rows")
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.answer`."""
     words = sys.argv[1:]
@@ -291,9 +308,7 @@ def main() -> None:
     except BadConfig as error:
         print(f"pixelis answer: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    config = from_command_line(
-        __doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=checks("answer")
-    )
+    config = from_command_line(__doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=check)
     configured = config.evolution.vote.calibration
     if options.calibrate:  # of what the strategy computes
         plain = config.evolution.vote.model_copy(update={"calibration": None})

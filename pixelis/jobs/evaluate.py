@@ -12,59 +12,36 @@ environment variable), and `evaluate.answers` scores another model's answers fro
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
-from pixelis.actors import error_clusters, placement, report
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors import error_clusters, evaluation_report, placement, report, reservations
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.labels import drop_labels
-from pixelis.datasets.questions import read_questions, require_text
-from pixelis.errors import BadInput, DataFailure
-from pixelis.evaluation import foreign_answers, outputs, table
-from pixelis.evaluation.capabilities import capabilities
-from pixelis.evaluation.causes import error_causes
+from pixelis.datasets.questions import read_questions
+from pixelis.errors import DataFailure
+from pixelis.evaluation import table
 from pixelis.evaluation.clusters import require_questions
-from pixelis.evaluation.metrics import correctness, summarise
-from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
-from pixelis.evaluation.statistics import compare
-from pixelis.jobs.chat_agent import ChatAgent
-from pixelis.jobs.chat_model import ChatModel
-from pixelis.jobs.driver import driver, folder_without_policy, make_run_dir, run_folder, watch
-from pixelis.jobs.dry_run import checks
-from pixelis.jobs.evaluation_inputs import answer_rows, arm_name, baseline_scores, check_baseline
-from pixelis.records import Group, Question
-from pixelis.rewards.extraction import answers_of
-from pixelis.rewards.grader import Grader
-from pixelis.rewards.services import Services, shared_services
+from pixelis.jobs.driver import driver, make_run_dir, run_folder
+from pixelis.jobs.evaluate_api import answer_rows, evaluate_api, score_answers
+from pixelis.jobs.evaluation_arms import Arm, check_baseline, evaluate_sets, summary_of
+from pixelis.jobs.watch import watch
+from pixelis.rewards.llm_client import LlmClient
+from pixelis.rewards.services import shared_services
 from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
-from pixelis.telemetry.html.episode import EpisodePage
-from pixelis.telemetry.html.report import write_report
-from pixelis.telemetry.progress import Progress
 
-
-@dataclass
-class Arm:
-    """One evaluated policy: its summary and the groups with references to their views."""
-
-    name: str
-    summary: dict[str, Any]
-    groups: list[Group]
-    views: list[GroupViews]
-
-    @property
-    def correct(self) -> dict[str, float]:
-        """Correctness by question."""
-        return correctness(self.groups)
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
+    from pixelis.policy.estimate import Finding
 
 
 def measure(
@@ -106,52 +83,7 @@ def measure(
     return arm
 
 
-def summary_of(
-    config: Config, name: str, groups: Sequence[Group], services: Services, seeds: Sequence[int] = (), samples: int = 1
-) -> dict[str, Any]:
-    """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
-    metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
-    answers = answers_of(groups, config.rewards, services)
-    metrics |= {"answered": sum(answer is not None for answer in answers.values()), **count_errors(groups, answers)}
-    if uses := capabilities(groups):
-        metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
-    return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
-
-
-def save(config: Config, folder: Path, arm: Arm) -> None:
-    """Write ``trajectories-NAME.jsonl``, one group per line, and ``scores-NAME.jsonl``, one question per line.
-
-    With ``evaluate.images`` also every view, below ``images-NAME``: the ``uri`` of an image in a trajectory is then its file,
-    relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
-    """
-    if config.evaluate.images and arm.views:
-        paths = ray.get(report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
-        for trajectory in (trajectory for group in arm.groups for trajectory in group.trajectories):
-            for image, path in zip(trajectory.images, paths[trajectory.id], strict=True):
-                image.uri = str(Path(path).relative_to(folder))
-    with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
-        out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
-    answers = answers_of(arm.groups, config.rewards, shared_services(config.rewards))
-    with (folder / f"scores-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in question_rows(arm.groups, answers))
-    model = config.evaluate.api.model or config.policy.adapter or config.policy.model
-    for system in config.evaluate.outputs:
-        for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
-            path = folder / name
-            path.parent.mkdir(exist_ok=True, parents=True)
-            path.write_text(text, encoding="utf-8")
-
-
-def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
-    """The arm minus the scores of the same questions in another run.dir. MissingFile, BadInput."""
-    other = baseline_scores(baseline, arm.name)
-    if len(other.keys() & arm.correct.keys()) < 2:
-        message = f"evaluate.baseline={baseline} shares no questions with {arm.name}"
-        raise BadInput(message, fix="name the run.dir of an evaluation of the same sets")
-    return compare(arm.correct, other)
-
-
-def evaluate_sets(
+def evaluate_policy(
     config: Config,
     folder: Path,
     max_pixels: int | None,
@@ -161,125 +93,24 @@ def evaluate_sets(
 ) -> list[dict[str, Any]]:
     """Evaluate a policy version on each set; returns ``previous`` and the new summaries.
 
-    Saves the episodes and writes the report, which shows all of these summaries and episodes of the first new one.
+    Writes the report, which shows all of these summaries and episodes of the first new one.
     """
-    sets = config.evaluate.sets or {config.run.name: config.data.evaluate}
-    e, summaries, first, examples = config.evaluate, list(previous), None, dict[str, list[list[report.Chosen]]]()
-    for name, source in sets.items():
-        label = arm_name(name, max_pixels)
+    e = config.evaluate
+
+    def measure_set(name: str, source: str, operations: bool) -> Arm:
         request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
-        arm = measure(config, actors, label, version, operations=e.operations, **request)
-        save(config, folder, arm)
-        if e.clusters:
-            arm.summary["clusters"] = clusters = error_clusters.find(config, actors.embedder, arm.groups, arm.views)
-            examples[label] = report.choose_wrong(clusters, arm.groups, arm.views)
-        if e.direct:
-            direct = measure(config, actors, f"{label}-direct", version, operations=False, **request)
-            save(config, folder, direct)
-            add_direct(arm, direct)
-        if e.baseline is not None:
-            arm.summary["baseline"] = compare_with(e.baseline, arm)
-        summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
-        first = first or arm
-    assert first is not None
-    episodes = report.choose(first.name, first.groups, first.views, e.trajectories)
+        return measure(config, actors, name, version, operations=operations, **request)
+
+    arms = evaluate_sets(config, folder, max_pixels, measure_set, e.operations)
+    examples: dict[str, list[list[report.Chosen]]] = {}
+    for arm in arms if e.clusters else ():
+        arm.summary["clusters"] = clusters = error_clusters.find(config, actors.embedder, arm.groups, arm.views)
+        examples[arm.name] = evaluation_report.choose_wrong(clusters, arm.groups, arm.views)
+    first, summaries = arms[0], [*previous, *(arm.summary for arm in arms)]
+    episodes = evaluation_report.choose_with_causes(first.name, first.groups, first.views, e.trajectories)
     page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes, examples))
     print(f"report: {page}")
     return summaries
-
-
-def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As ``evaluate_sets``, of the model of ``evaluate.api``. No cluster is started unless it is offered operations."""
-    config = _whole_texts(config)
-    sets, e = config.evaluate.sets or {config.run.name: config.data.evaluate}, config.evaluate
-    summaries, pages = list(previous), list[EpisodePage]()
-    model, grader = ChatModel(config, folder, max_pixels), Grader(config.rewards, folder)
-    agent: ChatAgent | None = None
-
-    def answer(name: str, questions: Sequence[Question], operations: bool) -> Arm:
-        total = len(questions) * e.samples * max(1, len(e.seeds))
-        with Progress(f"evaluate {name}", total, enabled=config.telemetry.progress) as progress:
-            request = (questions, e.samples, e.seeds, progress.update)
-            groups = model.groups(*request) if agent is None else agent.groups(*request, operations)
-        arm = graded(config, grader, name, groups, e.seeds, e.samples)
-        save(config, folder, arm)
-        return arm
-
-    try:
-        agent = ChatAgent(config, model) if e.api.operations else None
-        for name, source in sets.items():
-            label = arm_name(name, max_pixels)
-            rows = read_questions(source, limit=e.questions and e.questions + 1, epochs=1)
-            questions = [require_text(question, source) for question in rows]
-            truncated = 0 < e.questions < len(questions) and not source.startswith("cards:")
-            questions = questions[: e.questions or None]
-            arm = answer(label, questions, operations=True)
-            arm.summary |= {"truncated": True} if truncated else {}
-            if e.direct:
-                add_direct(arm, answer(f"{label}-direct", questions, operations=False))
-            if e.baseline is not None:
-                arm.summary["baseline"] = compare_with(e.baseline, arm)
-            summaries.append(arm.summary | ({} if max_pixels is None else {"set": name, "max_pixels": max_pixels}))
-            for title, group, _ in report.choose(label, arm.groups, [None] * len(arm.groups), 0 if pages else e.trajectories):
-                trajectory, pictures = group.trajectories[0], dict[str, Any]()
-                for media in group.question.media:
-                    pictures |= report.load_pictures(media, trajectory, config.toolbox)
-                pages.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
-    finally:
-        model.close()
-        grader.close()
-    print(f"report: {write_report(folder, {'arms': summaries}, [], pages)}")
-    return summaries
-
-
-def _whole_texts(config: Config) -> Config:
-    """For models that need not know our tags: the whole text may be the answer, unless ``rewards.extractor`` is set."""
-    if config.rewards.extractor != "dialect":
-        return config
-    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "whole"})})
-
-
-def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds: Sequence[int] = (), samples: int = 1) -> Arm:
-    """The scored episodes of a model that is no policy of ours."""
-    with ThreadPoolExecutor(4) as pool:
-        scored = list(pool.map(grader.score, groups))
-    return Arm(name, summary_of(config, name, scored, grader.services, seeds, samples), scored, [])
-
-
-def add_direct(arm: Arm, direct: Arm) -> None:
-    """Add the arm without operations to the summary of the one with them, and their difference in pairs."""
-    arm.summary |= {"direct": direct.summary, "operations_gain": compare(arm.correct, direct.correct)}
-
-
-def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
-    """Mean accuracy over the sets that have one."""
-    accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
-    return statistics.fmean(accuracies) if accuracies else None
-
-
-def score_answers(config: Config, folder: Path) -> dict[str, Any]:
-    """Score the file `evaluate.answers` against data.evaluate; returns the summary."""
-    config = _whole_texts(config)
-    assert config.evaluate.answers is not None
-    path = Path(config.evaluate.answers)
-    rows = answer_rows(path)
-    limit = config.evaluate.questions and max(config.evaluate.questions, len(rows))
-    questions = list(read_questions(config.data.evaluate, limit=limit, epochs=1))
-    groups = foreign_answers.episodes(rows, questions)
-    grader = Grader(config.rewards, folder)
-    try:
-        arm = graded(config, grader, path.stem, groups)
-        answers = answers_of(arm.groups, config.rewards, grader.services)
-    finally:
-        grader.close()
-    output = folder / f"{path.stem}_with_score.json"
-    output.write_text(
-        json.dumps(foreign_answers.with_scores(rows, arm.groups, answers), indent=2, ensure_ascii=False), encoding="utf-8"
-    )
-    save(config, folder, arm)
-    if config.evaluate.baseline is not None:
-        arm.summary["baseline"] = compare_with(config.evaluate.baseline, arm)
-    return arm.summary
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -292,6 +123,12 @@ def show(summary: dict[str, Any]) -> None:
         print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
+def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
+    """Mean accuracy over the sets that have one."""
+    accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
+    return statistics.fmean(accuracies) if accuracies else None
+
+
 def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:
     """Evaluate on every set with every pixel budget; writes all results to run.dir and prints the summaries.
 
@@ -301,18 +138,17 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
     check_baseline(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
     budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
-    place = run_folder if e.api.url is None else folder_without_policy
-    with place(config, held_out=list(config.held_out.values())) as folder:
+    with run_folder(config, held_out=list(config.held_out.values()), has_policy=e.api.url is None) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
             arm_config = config.model_copy(update={"dialogue": dialogue})
             if e.api.url is not None:
                 summaries = evaluate_api(arm_config, folder, max_pixels, summaries)
             elif actors is not None:
-                summaries = evaluate_sets(arm_config, folder, max_pixels, summaries, actors, version)
+                summaries = evaluate_policy(arm_config, folder, max_pixels, summaries, actors, version)
             else:
                 with placement.placed(arm_config, learner=False, initial=config.policy.adapter) as own:
-                    summaries = evaluate_sets(arm_config, folder, max_pixels, summaries, own, 0)
+                    summaries = evaluate_policy(arm_config, folder, max_pixels, summaries, own, 0)
         result: dict[str, Any] = summaries[0]
         if e.max_pixels:
             means = {str(n): mean_accuracy([s for s in summaries if s["max_pixels"] == n]) for n in budgets}
@@ -329,9 +165,66 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"{n} pixels: accuracy {mean:.3f}")
 
 
+# -- the dry run ------------------------------------------------------------------------------------------------------
+
+
+def needs(config: Config) -> list[reservations.Need]:
+    """What an evaluation of a policy reserves."""
+    return reservations.needs(config, learner=False, rollouts=True)
+
+
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    e, player = config.evaluate, None
+    if e.api.url is None and e.answers is None:
+        player = dry_run.player_of(config)
+        yield from dry_run.policy_inputs(config)
+    for item in dry_run.held_out_inputs(config, config.held_out if e.answers is None else {"": config.data.evaluate}, player):
+        yield item if not e.clusters else item._replace(read=functools.partial(_read_for_clusters, config, item.read))
+    if e.answers is not None:
+        yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
+    if e.baseline is not None:
+        yield dry_run.Input("evaluate.baseline", e.baseline, lambda _: check_baseline(config))
+
+
+def _read_for_clusters(config: Config, read: Callable[[str], object], source: str) -> None:
+    """Read a source whose questions are clustered, which needs some of them."""
+    read(source)
+    clusters, on_labels = config.evaluate.clusters, None if config.rewards.labelled else drop_labels
+    count = sum(1 for _ in read_questions(source, limit=2 * clusters, epochs=1, on_labels=on_labels))
+    require_questions(count, clusters, source)
+
+
+def findings(config: Config) -> list[Finding]:
+    """Estimates of memory with every pixel budget, and placement."""
+    from pixelis.jobs import plan
+    from pixelis.policy import estimate
+
+    rows = [*estimate.check(config, "evaluate"), *plan.check(config, needs(config))]
+    for max_pixels in config.evaluate.max_pixels:
+        swept = config.model_copy(update={"dialogue": config.dialogue.with_max_pixels(max_pixels)})
+        errors = [row for row in estimate.check(swept, "evaluate") if row.level == "error"]
+        rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
+    return rows
+
+
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run
+
+    dry_run.show_operations(config)
+    if config.evaluate.answers is None and config.evaluate.api.url is None:
+        dry_run.show_findings("evaluate", config, findings(config))
+    elif config.evaluate.answers is None:
+        LlmClient(config.evaluate.api, "evaluate.api").close()  # raises without its model or key
+    dry_run.check_inputs(inputs(config))
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.evaluate`."""
-    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=checks("evaluate"))
+    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=check)
     with driver("evaluate"):
         if config.evaluate.answers is None:
             run(config)

@@ -1,47 +1,78 @@
 """Export a policy for other programs: a PEFT adapter, or with --merge a Hugging Face model folder.
 
 usage: pixelis export CHECKPOINT OUT [--merge] [--model FOLDER] [--dtype bfloat16|float16|float32] [--dry-run]
-       pixelis export --quantize int8 MODEL OUT [--dry-run]
 
 CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with PEFT, and vLLM with
 --enable-lora, load the adapter beside the base model; they load the merged folder like any other model. Policies of
 policy.full=true can only be merged.
 
-With --quantize int8 the first argument is a model folder, and OUT becomes its copy for engine.quantization=int8 engine.model=OUT,
-or for vLLM alone: linear layers of the language model in 8 bits, the rest as it is.
+  --model FOLDER   base model; default: policy.model of the run
+  --dtype TYPE     type of a merged model's weights; default: as in the base model
+  --dry-run        check everything and write nothing
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-from pixelis.errors import BadInput, InfraFailure, MissingFile, PixelisError
+from pixelis.errors import BadInput, InfraFailure, MissingFile
+from pixelis.files import sync
+from pixelis.jobs.command import CommandParser, run_command
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import load_adapter
+from pixelis.policy.adapters import Adapter, load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 
-DTYPES = ("bfloat16", "float16", "float32")
+
+def export(
+    source: Path, out: Path, *, merge: bool, model: str | None = None, dtype: str | None = None, dry_run: bool = False
+) -> str:
+    """Write the export and return a description. Raises BadInput if ``out`` exists, InfraFailure if the disk is too small."""
+    folder = _checkpoint(source)
+    policy = load_adapter(folder, lazily=True)
+    base = _base_model(folder, model, policy.base_sha256)
+    if policy.kind == "full" and not merge:
+        raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
+    size = sum(file.stat().st_size for file in base.glob("*.safetensors")) if merge else policy.nbytes
+    size *= 2 if merge and dtype == "float32" else 1
+    if out.exists():
+        raise BadInput(f"{out} exists", fix="name a new folder, or remove this one")
+    disk = next(folder for folder in out.absolute().parents if folder.is_dir())
+    if (free := shutil.disk_usage(disk).free) < size:
+        message = f"{out} needs {size / 1e9:.1f} GB, {disk} has {free / 1e9:.1f} GB"
+        raise InfraFailure(message, code="disk_full", fix="choose another disk")
+    text = f"{'merged model' if merge else 'PEFT adapter'} of {folder} on {base}, {size / 1e9:.3f} GB"
+    if dry_run:
+        return f"{text}: would be written to {out}"
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        _write(policy, base, aside, merge, dtype)
+        for file in aside.iterdir():  # a crash after the rename must not leave empty files under the final name
+            sync(file)
+        aside.rename(out)
+    except OSError as error:
+        message = f"{out} could not be written: {error}"
+        raise InfraFailure(message, code="disk_full", fix="free the disk, or choose another") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return f"{text}: written to {out}"
 
 
-def find_checkpoint(path: Path) -> Path:
+def _checkpoint(path: Path) -> Path:
     """The checkpoint folder itself, or the best or else the last one of a run. Raises MissingFile."""
     is_run = (path / "checkpoints").is_dir()
     best = (path / "best").resolve() if is_run else path
-    found = best if best.is_dir() else checkpoint.latest(path)
-    if found is None or not found.is_dir():
+    folder = best if best.is_dir() else checkpoint.latest(path)
+    if folder is None or not folder.is_dir():
         raise MissingFile(f"no checkpoint in {path}", fix="name a run, or a folder like RUN/checkpoints/step_00000010")
-    return found
+    return folder
 
 
-def base_model(folder: Path, name: str | None, sha256: str) -> Path:
-    """Folder of the base model: `name`, or that of the run's configuration. Raises BadInput if it is another model."""
+def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
+    """Folder of the base model: ``name``, or that of the run's configuration. Raises BadInput if it is another model."""
     if name is None:
         config = folder.parent.parent / "config.yaml"
         if not config.is_file():
@@ -54,99 +85,34 @@ def base_model(folder: Path, name: str | None, sha256: str) -> Path:
     return model
 
 
-def export(
-    source: Path, out: Path, *, merge: bool, model: str | None = None, dtype: str | None = None, dry_run: bool = False
-) -> str:
-    """Write the export and return a description. Raises BadInput if `out` exists, InfraFailure if the disk is too small."""
-    folder = find_checkpoint(source)
-    policy = load_adapter(folder, lazily=True)
-    base = base_model(folder, model, policy.base_sha256)
-    if policy.kind == "full" and not merge:
-        raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
-    weights = sorted(base.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in weights) if merge else policy.nbytes
-    if merge and dtype == "float32":
-        size *= 2
+def _write(policy: Adapter, base: Path, folder: Path, merge: bool, dtype: str | None) -> None:
+    import torch  # takes seconds to import, which a refusal does without
 
-    def write(aside: Path) -> None:
-        from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
-        from pixelis.policy import export as formats
+    from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
+    from pixelis.policy import export as formats
 
-        if merge:
-            import torch
-
-            formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
-        else:
-            text_only = model_config(base)["model_type"] in TEXT_FAMILIES
-            formats.write_peft(policy, aside, str(base), text_only=text_only)
-
-    kind = "merged model" if merge else "PEFT adapter"
-    return _write(f"{kind} of {folder} on {base}, {size / 1e9:.3f} GB", out, size, write, dry_run)
+    if merge:
+        formats.write_merged_model(policy, base, folder, getattr(torch, dtype) if dtype else None)
+    else:
+        text_only = model_config(base)["model_type"] in TEXT_FAMILIES
+        formats.write_peft(policy, folder, str(base), text_only=text_only)
 
 
-def quantize(model: str, out: Path, *, dry_run: bool = False) -> str:
-    """Write an int8 copy of a model folder and return a description. Raises as `export` does."""
-    base = resolve(model)
-    size = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-
-    def write(aside: Path) -> None:
-        from pixelis.policy.quantized import write_int8
-
-        write_int8(base, aside)
-
-    return _write(f"int8 copy of {base}, less than {size / 1e9:.3f} GB", out, size, write, dry_run)
-
-
-def _write(text: str, out: Path, size: int, write: Callable[[Path], object], dry_run: bool) -> str:
-    """Write a new folder beside `out` and rename it, with at most ``size`` bytes."""
-    if out.exists():
-        raise BadInput(f"{out} exists", fix="name a new folder, or remove this one")
-    parent = next(p for p in out.absolute().parents if p.is_dir())
-    free = shutil.disk_usage(parent).free
-    if free < size:
-        message = f"{out} needs {size / 1e9:.1f} GB, {parent} has {free / 1e9:.1f} GB"
-        raise InfraFailure(message, code="disk_full", fix="choose another disk")
-    if dry_run:
-        return f"{text}: would be written to {out}"
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        write(aside)
-        for file in aside.iterdir():  # a crash after the rename must not leave empty files under the final name
-            with file.open("rb") as content:
-                os.fsync(content.fileno())
-        aside.rename(out)
-    except OSError as error:
-        raise InfraFailure(
-            f"{out} could not be written: {error}", code="disk_full", fix="free the disk, or choose another"
-        ) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return f"{text}: written to {out}"
+def _run(words: list[str]) -> None:
+    parser = CommandParser("export")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--merge", action="store_true")
+    parser.add_argument("--model")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--dry-run", action="store_true")
+    a = parser.parse_args(words)
+    print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
 
 
 def main() -> None:
     """Entry point of `pixelis export`."""
-    description, _, usage = (__doc__ or "").partition("\n\nusage:")
-    parser = argparse.ArgumentParser("pixelis export", description=description, epilog=usage.partition("\n\n")[2])
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--merge", action="store_true", help="write a whole model instead of an adapter")
-    parser.add_argument("--model", help="base model; default: policy.model of the run")
-    parser.add_argument("--dtype", choices=DTYPES, help="type of a merged model's weights; default: as in the base model")
-    parser.add_argument("--quantize", choices=["int8"], help="write a quantised copy of the model folder CHECKPOINT")
-    parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
-    a = parser.parse_args()
-    if a.quantize and (a.merge or a.model or a.dtype):
-        parser.error("--quantize takes a model folder and no other option: quantise the result of --merge")
-    try:
-        if a.quantize:
-            print(quantize(str(a.checkpoint), a.out, dry_run=a.dry_run))
-        else:
-            print(export(a.checkpoint, a.out, merge=a.merge, model=a.model, dtype=a.dtype, dry_run=a.dry_run))
-    except PixelisError as error:
-        print(f"pixelis export: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run_command("export", __doc__, _run)
 
 
 if __name__ == "__main__":

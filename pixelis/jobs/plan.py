@@ -1,4 +1,4 @@
-"""Checks of `--dry-run` across the parts of a job: placement on its machines, host memory, reward phases, the judge.
+"""Checks of `--dry-run` across the parts of a job: placement on its machines, the engine, reward phases, the judge.
 
 The machines are those of `cluster.nodes`, by default this one. Nothing is started.
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pixelis.actors.reservations import Need, describe, generator_bundles, needs
+import torch
+
+from pixelis.actors.reservations import Need, describe, generator_bundles
 from pixelis.config import Config
 from pixelis.config.rewards import CurriculumConfig
+from pixelis.dialogue.spec import ModelSpec
+from pixelis.engines.vllm_files import require_served
 from pixelis.errors import BadConfig, PixelisError
-from pixelis.policy.estimate import GIB, Finding
-
-PROCESS_BYTES = GIB
-"""Host memory of a process that has imported torch and Ray, without what it loads."""
+from pixelis.policy.estimate import Finding
+from pixelis.policy.model_path import resolve
+from pixelis.rewards.services import Services
 
 
 @dataclass
@@ -40,28 +44,21 @@ class Node:
         self.parts[need.role] += parts
 
 
-def check(config: Config, job: str) -> list[Finding]:
-    """All checks of a job. The levels are those of `estimate.Finding`."""
-    findings = _placement(config, job) + _engine(config, job)
-    if job in ("rft", "ttrl"):
-        findings += [*_curriculum(config), *_services(config)]
+def check(config: Config, needs: Sequence[Need], grows: bool = False) -> list[Finding]:
+    """Whether the parts of a job find room, and whether vLLM serves the model if there are generators.
+
+    ``grows``: more generators may join. The levels are those of `estimate.Finding`.
+    """
+    findings = _placement(config, needs, grows)
+    if config.engine.name == "vllm" and any(need.role.startswith("generator") for need in needs):
+        findings += _engine(config)
     return findings
 
 
-def requirements(config: Config, job: str) -> list[Need]:
-    """What a job reserves: learners for training, generators for rollouts, and the parts of a service."""
-    episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
-    if job == "serve":
-        learns = config.evolution.enabled and not config.serve.read_only
-        return needs(config, learner=learns, rollouts=True, online=True)
-    return needs(config, learner=job in ("rft", "ttrl", "sft"), rollouts=job != "sft" or episodes)
-
-
-def copies(config: Config, job: str, nodes: list[Node], most: int) -> int:
-    """How many times the whole job fits the free resources of nodes at once, up to ``most``. Uses up the nodes."""
-    parts = requirements(config, job)
+def copies(needs: Sequence[Need], nodes: list[Node], most: int) -> int:
+    """How many times a whole job fits the free resources of nodes at once, up to ``most``. Uses up the nodes."""
     for count in range(most):
-        if any(_place(part, nodes) for part in parts):
+        if any(_place(need, nodes) for need in needs):
             return count
     return most
 
@@ -69,10 +66,10 @@ def copies(config: Config, job: str, nodes: list[Node], most: int) -> int:
 # -- placement -------------------------------------------------------------------------------------------------------------------
 
 
-def _placement(config: Config, job: str) -> list[Finding]:
-    given, parts = config.cluster.nodes, requirements(config, job)
+def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Finding]:
+    given = config.cluster.nodes
     cpus = given.cpus or config.cluster.cpus or float(max(4, os.cpu_count() or 4))
-    gpus = float(_gpus()) if given.gpus is None else given.gpus
+    gpus = float(torch.cuda.device_count()) if given.gpus is None else given.gpus
     nodes = [Node(cpus, gpus) for _ in range(given.count)]
     machines = f"{given.count} x ({cpus:g} CPUs, {gpus:g} GPUs)"
     total = " + ".join(f"{p.count} x {p.role} {p.total('GPU'):g}" for p in parts if p.total("GPU"))
@@ -90,7 +87,7 @@ def _placement(config: Config, job: str) -> list[Finding]:
             message += "" if named else "; name the machines of the job with cluster.nodes"
             is_error = named and not config.cluster.autoscaling
             out.append(Finding("error" if is_error else "note", "placement", message))
-    more = config.engine.most_workers - config.engine.workers if job in ("rft", "ttrl", "serve") else 0
+    more = config.engine.most_workers - config.engine.workers if grows else 0
     if more and not any(f.subject == "placement" for f in out):
         late = Need("generator with its toolboxes", more, generator_bundles(config))
         missing = _place(late, nodes)
@@ -119,13 +116,12 @@ def _place(part: Need, nodes: list[Node]) -> int:
     return 0
 
 
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
 # -- rewards ---------------------------------------------------------------------------------------------------------------------
+
+
+def rewards(config: Config) -> list[Finding]:
+    """When the phases of the curriculum begin, and whether the judge and own reward functions can be called."""
+    return [*_curriculum(config), *_services(config)]
 
 
 def _curriculum(config: Config) -> list[Finding]:
@@ -165,15 +161,8 @@ def _triggered_spans(settings: CurriculumConfig, rollouts: int) -> list[tuple[in
     return [first, second]
 
 
-def _engine(config: Config, job: str) -> list[Finding]:
-    """Whether vLLM serves the model, if the job has generators; a missing model is reported by the checks of the inputs."""
-    from pixelis.dialogue.spec import ModelSpec
-    from pixelis.engines.vllm_files import require_served
-    from pixelis.policy.model_path import resolve
-
-    episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
-    if config.engine.name != "vllm" or (job == "sft" and not episodes):
-        return []
+def _engine(config: Config) -> list[Finding]:
+    """Whether vLLM serves the model; a missing model is reported by the checks of the inputs."""
     try:
         require_served(ModelSpec.load(resolve(config.policy.model)))
     except BadConfig as error:
@@ -185,8 +174,6 @@ def _engine(config: Config, job: str) -> list[Finding]:
 
 def _services(config: Config) -> list[Finding]:
     """Whether the judge has a url, a model and a key in the environment, and own reward functions can be called."""
-    from pixelis.rewards.services import Services
-
     judge, services = config.rewards.judge, Services(config.rewards)
     try:
         services.check()

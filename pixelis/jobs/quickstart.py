@@ -24,20 +24,23 @@ import ray
 from PIL import Image
 
 import pixelis
-from pixelis.actors import cluster, placement, report
+from pixelis.actors import cluster, evaluation_report, placement, report
 from pixelis.config import Config, ToolboxConfig, from_command_line
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
-from pixelis.jobs import evaluate, rft, serve, sft
-from pixelis.jobs.driver import driver, hardware, run_folder, watch
+from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
+from pixelis.jobs.driver import driver, hardware, run_folder
+from pixelis.jobs.watch import watch
 from pixelis.policy import checkpoint
 from pixelis.records import Question
 from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
+SFT_LR, RFT_LR = 2e-3, 1e-3
+"""Learning rates of the stages."""
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
@@ -66,7 +69,7 @@ class Quickstart:
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
         self.seconds: dict[str, float] = {"install": _install_seconds()}
-        self.arms: dict[str, evaluate.Arm] = {}
+        self.arms: dict[str, evaluation_arms.Arm] = {}
         self.policies: dict[str, int] = {}
         self.shift: dict[str, Any] = {}
         self.reply: dict[str, Any] = {}
@@ -74,12 +77,12 @@ class Quickstart:
 
     def run(self) -> None:
         """Run all stages. Raises the error of a failed stage."""
-        q, started = self.config.quickstart, time.monotonic()
+        started = time.monotonic()
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
         print("1/4  SFT: demonstrations teach the protocol; most of them answer without zooming")
-        sft_adapter = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=q.sft_lr, schedule="cosine")))
-        config = stage(self.config, "rft", adapter=sft_adapter, lr=q.rft_lr)
+        sft_adapter = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=SFT_LR, schedule="cosine")))
+        config = stage(self.config, "rft", adapter=sft_adapter, lr=RFT_LR)
         with run_folder(config, config.data.train), placement.placed(config, initial=str(sft_adapter)) as actors:
             print("2/4  RFT: rollouts choose where to zoom, correct answers are rewarded; evaluated on held-out pictures")
             self.measure(config, actors, "direct", 0, operations=False)
@@ -207,9 +210,9 @@ class Quickstart:
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
         episodes = []
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
-            episodes += report.choose(name, self.arms[name].groups, self.arms[name].views, count)
+            episodes += evaluation_report.choose_with_causes(name, self.arms[name].groups, self.arms[name].views, count)
         for arm in self.arms.values():
-            evaluate.save(config, self.folder, arm)
+            evaluation_arms.save(config, self.folder, arm)
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:

@@ -99,7 +99,7 @@ def _check(config: Config) -> None:
 def run(config: Config) -> tuple[Path, RankFile]:
     """Write the rank file, its lineage and its plots; returns path and content."""
     tuned = tuned_file(config)
-    with run_folder(config, tuned=str(tuned.parent if tuned.is_file() else tuned)) as folder:
+    with run_folder(config, sources={"tuned": str(tuned.parent if tuned.is_file() else tuned)}) as folder:
         result = analyse(config, folder)
         write_json(folder / "ranks.json", result.model_dump(mode="json"))
         lineage.record_in_run(folder / "ranks.json", "ranks")

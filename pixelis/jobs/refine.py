@@ -20,19 +20,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
-from pixelis.datasets.refinement.pipeline import Pipeline
+from pixelis.datasets.refinement.pipeline import Pipeline, records
 from pixelis.datasets.refinement.row_checks import CheckedRow
-from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder, watch
+from pixelis.errors import BadInput
+from pixelis.files import write_json
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.watch import watch
 from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
+
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def run(config: Config) -> dict[str, Any]:
     s = config.refinement
     inputs = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
     inputs |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
-    with run_folder(config, **{role: source for role, source in inputs.items() if source}) as folder:
+    with run_folder(config, sources={role: source for role, source in inputs.items() if source}) as folder:
         for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
         services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
@@ -75,30 +80,26 @@ def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | B
 
 def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
     """Outcomes of the policy's episodes on the remaining questions. Starts a cluster if episodes are missing."""
+    import ray
+
     episodes = Episodes(config, folder, pipeline.questions())
     if missing := episodes.missing():
         from pixelis.actors import placement
 
         with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
+            coordinator, times = actors.coordinator, config.refinement.pass_rate.episodes
             for arm in missing:
-                run_arm = functools.partial(_evaluate, actors.coordinator, episodes, arm, config.refinement.pass_rate.episodes)
-                poll = functools.partial(_done, actors.coordinator, arm)
-                groups, _ = watch(config, f"episodes {arm}", episodes.count, run_arm, poll)
+
+                def evaluate(arm: str = arm) -> Any:
+                    source, operations = str(episodes.source), episodes.arms[arm]
+                    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, arm, None, times))
+
+                def poll(arm: str = arm) -> tuple[int, dict[str, Any]]:
+                    return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
+
+                groups, _ = watch(config, f"episodes {arm}", episodes.count, evaluate, poll)
                 episodes.store(arm, groups)
     return episodes.outcomes()
-
-
-def _evaluate(coordinator: Any, episodes: Episodes, arm: str, times: int) -> Any:
-    import ray
-
-    source, operations = str(episodes.source), episodes.arms[arm]
-    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, arm, None, times))
-
-
-def _done(coordinator: Any, arm: str) -> tuple[int, dict[str, Any]]:
-    import ray
-
-    return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
 
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
     data_card.write_card(folder, summary, examples, config.run.name)
     is_rejected = any(not gate.passed for gate in pipeline.gates)
-    sets.write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
+    write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
     print(f"kept {summary['kept']} of {summary['rows']} rows; dropped {_listed(summary['dropped'])}")
     if "pass_rate" in summary:
         print(f"pass rates: {_listed(summary['pass_rate'])}")
@@ -125,16 +126,36 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{cause} {n}" for cause, n in counts.items()) or "nothing"
 
 
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    yield from dry_run.policy_inputs(config)
+    for source in config.refinement.holdout.sources:
+        yield dry_run.Input("refinement.holdout.sources", source, functools.partial(dry_run.read_first, config, held_out=True))
+    yield dry_run.Input("data.demonstrations", config.data.demonstrations, lambda _: _read_row(config))
+    if online := config.refinement.online.source:
+        yield dry_run.Input("refinement.online.source", online, sets.read_experiences)
+
+
+def _read_row(config: Config) -> None:
+    if next(iter(records(config)), None) is None:
+        raise BadInput("holds no row", fix="see docs/data.md for the rows")
+
+
 def check(config: Config) -> None:
     """Check every input and print the steps of the job, for `--dry-run`."""
-    dry_run.check(config, "refine")
+    from pixelis.jobs import dry_run
+
+    dry_run.show_operations(config)
+    dry_run.check_inputs(inputs(config))
     s = config.refinement
     steps = {
         "rules": True,
-        "observations by execution": s.observe,
+        "observations by execution": True,
         "quality": True,
         f"judge {config.rewards.judge.model}": s.quality.judge,
-        "exact duplicates": s.duplicates.exact,
+        "exact duplicates": True,
         f"near duplicates (pictures by {s.duplicates.pictures})": bool(s.duplicates.near),
         f"hold-out against {', '.join(s.holdout.sources)}": bool(s.holdout.sources),
         f"{s.pass_rate.episodes} episodes per question": bool(s.pass_rate.episodes),

@@ -8,11 +8,11 @@ Result: checkpoints and policy versions in run.dir, every step in run.dir/events
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pixelis.actors import learner, placement
+from pixelis.actors import learner, placement, reservations
 from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import publisher_for
@@ -21,8 +21,12 @@ from pixelis.config.rewards import LABELLED
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig
-from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, stop_s, watch
-from pixelis.jobs.dry_run import checks
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.watch import latest_step, require_checkpoint, stop_s, watch
+
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
+    from pixelis.policy.estimate import Finding
 
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
@@ -79,11 +83,44 @@ def with_steps(config: Config) -> Config:
     return config.model_copy(update={"rft": rft.model_copy(update={"steps": steps})})
 
 
+def needs(config: Config) -> list[reservations.Need]:
+    """What the job reserves."""
+    return reservations.needs(config, learner=True, rollouts=True)
+
+
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    player = dry_run.player_of(config)
+    yield from dry_run.policy_inputs(config, trains=True)
+    yield dry_run.question_input(config, "data.train", config.data.train, player=player)
+    if config.rft.evaluate_every or config.rft.evaluate_first:
+        yield from dry_run.held_out_inputs(config, config.held_out, player)
+
+
+def findings(config: Config) -> list[Finding]:
+    """Estimates of memory and disk, placement, and what the rewards need."""
+    from pixelis.jobs import dry_run, plan
+    from pixelis.policy import estimate
+
+    estimates = estimate.check(config, "rft", dry_run.prompts(config))
+    return [*estimates, *plan.check(config, needs(config), grows=True), *plan.rewards(config)]
+
+
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run  # imports torch, which the driver of a run does without
+
+    require_filter_key(config)
+    dry_run.show_operations(config)
+    dry_run.show_findings("rft", config, findings(config))
+    dry_run.check_inputs(inputs(config))
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.rft`."""
-    config = from_command_line(
-        __doc__, "rft", default="configs/nano/rft.yaml", check=lambda c: checks("rft")(require_filter_key(c))
-    )
+    config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml", check=check)
     with (
         driver("rft"),
         run_folder(require_filter_key(config), config.data.train),

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -31,21 +31,24 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis import config as configuration
-from pixelis.actors import cluster, learner, placement
-from pixelis.actors.batch_sources import UpdateSource
+from pixelis.actors import cluster, learner, placement, reservations
 from pixelis.actors.node_watch import HeadWatch
 from pixelis.actors.serving import ServingActors, online
 from pixelis.actors.train_job import TrainJob
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
-from pixelis.jobs import plan
-from pixelis.jobs.driver import driver, end_without_head, run_folder, stop_file
-from pixelis.jobs.dry_run import checks
+from pixelis.evolution.guard import AdaptiveKLController
+from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.jobs.watch import end_without_head
 from pixelis.policy import checkpoint
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import SYSTEM
+
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +94,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
         update={"learner": constant, "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1})}
     )
     # Online evolution has its own KL term, independent of the offline algorithm's. The controller adapts its weight.
-    beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
-    loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
+    loss = config.rft.loss.model_copy(update={"kl": AdaptiveKLController(e.guard).beta, "kl_in": "loss", "kl_estimator": "k3"})
     source = UpdateSource(online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
     # On processors that it shares with generators, learning waits for answers. With GPUs its processor time is little.
     job = TrainJob(
@@ -214,13 +216,42 @@ def _config(arguments: dict[str, Any]) -> Config:
     path = values.pop("config", None)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     config = configuration.absolute(configuration.load(path, [f"{key}={text}" for key, text in texts.items()]))
-    plan.requirements(config, "serve")
+    needs(config)  # raises for engine.colocate, before anything starts
     return config
+
+
+def needs(config: Config) -> list[reservations.Need]:
+    """What the service reserves. Raises BadConfig for a learning one with engine.colocate."""
+    learns = config.evolution.enabled and not config.serve.read_only
+    return reservations.needs(config, learner=learns, rollouts=True, online=True)
+
+
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.actors.canary import canary_questions
+    from pixelis.jobs import dry_run
+
+    yield from dry_run.policy_inputs(config)
+    yield from dry_run.deepspeed_inputs(config)
+    canary = config.evolution.canary
+    if config.evolution.enabled and canary.enabled:
+        yield dry_run.Input("evolution.canary.questions", canary.questions, lambda _: canary_questions(canary))
+
+
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run, plan
+    from pixelis.policy import estimate
+
+    dry_run.show_operations(config)
+    findings = [*estimate.check(config, "serve"), *plan.check(config, needs(config), grows=True)]
+    dry_run.show_findings("serve", config, findings)
+    dry_run.check_inputs(inputs(config))
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.serve`."""
-    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=checks("serve"))
+    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
     with driver("serve"):
         check_address(config)
         with (
@@ -247,7 +278,7 @@ def main() -> None:
 
 def check_address(config: Config) -> None:
     """Raise BadConfig for a missing API key, a port in use or engine.colocate, before anything starts."""
-    plan.requirements(config, "serve")
+    needs(config)
     app.api_key_digest(config)
     if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # a running Serve instance owns the port
         app.require_free_port(config.serve.host, config.serve.port)

@@ -5,10 +5,13 @@ Result: checkpoints in run.dir/checkpoints, each with an adapter (or model) for 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 from ray.actor import ActorHandle
@@ -20,17 +23,20 @@ from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
-from pixelis.errors import BadConfig
-from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, stop_s, watch
-from pixelis.jobs.dry_run import checks
+from pixelis.errors import BadConfig, BadInput
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.watch import latest_step, require_checkpoint, stop_s, watch
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
 
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
+
 STORE = "demonstrations"
 """Folder in run.dir with the training demonstrations."""
 CHECKED_ROWS = 1000
-"""Most demonstrations whose turns are measured before training."""
+"""Most demonstrations that a dry run reads, and whose turns are measured before training."""
 SHOWN = ("policy/loss", "evaluate/loss", "evaluate/accuracy", "curriculum/stage")
 
 
@@ -38,12 +44,12 @@ def run(config: Config) -> Path:
     """Train to ``sft.steps`` (or epochs) or until stopped; returns the last checkpoint."""
     from pixelis.datasets.demonstration_stream import demonstration_stream
 
-    episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+    episodes = has_episodes(config)
     questions = list(config.held_out.values()) if episodes else []
     sources = {"demonstrations": config.data.demonstrations}
     if config.sft.evaluate_every:
         sources["validation"] = config.sft.validation
-    with run_folder(config, held_out=questions, **sources) as folder:
+    with run_folder(config, held_out=questions, sources=sources) as folder:
         latest = checkpoint.latest(folder)
         start = checkpoint.step_of(latest) if latest else 0
         sampler = prepare(config, folder, resumed=latest is not None)
@@ -130,9 +136,53 @@ def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: Batch
         )
 
 
+def has_episodes(config: Config) -> bool:
+    """Whether the policy answers held-out questions during training."""
+    return bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+
+
+def needs(config: Config) -> list[reservations.Need]:
+    """What the job reserves."""
+    return reservations.needs(config, learner=True, rollouts=has_episodes(config))
+
+
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    player = dry_run.player_of(config)
+    yield from dry_run.policy_inputs(config, trains=True)
+    if has_episodes(config):
+        yield from dry_run.held_out_inputs(config, config.held_out, player)
+    read = functools.partial(_read_demonstrations, config, player)
+    yield dry_run.Input("data.demonstrations", config.data.demonstrations, read)
+    if config.sft.evaluate_every:
+        yield dry_run.Input("sft.validation", config.sft.validation, read)
+
+
+def _read_demonstrations(config: Config, player: Player | None, source: str) -> None:
+    """Read and play the first CHECKED_ROWS demonstrations."""
+    from pixelis.datasets.demonstration_stream import demonstrations
+    from pixelis.jobs.dry_run import note
+
+    rows = demonstrations(config, source, 1, player, note if config.data.max_bad_rows else None)
+    if not sum(1 for _ in itertools.islice(rows, CHECKED_ROWS)):
+        raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
+
+
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run, plan
+    from pixelis.policy import estimate
+
+    dry_run.show_operations(config)
+    dry_run.show_findings("sft", config, [*estimate.check(config, "sft"), *plan.check(config, needs(config))])
+    dry_run.check_inputs(inputs(config))
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.sft`."""
-    config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=checks("sft"))
+    config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=check)
     with driver("sft"):
         print(f"checkpoint: {run(config)}")
 

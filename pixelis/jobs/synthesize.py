@@ -6,25 +6,29 @@ causes of drops and missing samples. Re-running with the same run.dir resumes a 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.synthesis.corrections import WAYS
-from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, quotas
+from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, SourceRows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
-from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.operations import select
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
+
+if TYPE_CHECKING:
+    from pixelis.jobs.dry_run import Input
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -45,9 +49,7 @@ def run(config: Config) -> dict[str, Any]:
             while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
                 cluster.connect(config)
                 outcomes = synthesis.outcomes(config, scheduler.left(), rows)
-                while scheduler.completed < scheduler.target and (
-                    shard := list(itertools.islice(outcomes, config.synthesis.shard))
-                ):
+                while scheduler.completed < scheduler.target and (shard := list(itertools.islice(outcomes, SHARD))):
                     scheduler.commit(shard)
                     progress.update(scheduler.completed, attempts=sum(quota.attempts for quota in scheduler.quotas.values()))
         seconds = time.monotonic() - started
@@ -76,10 +78,26 @@ def check(config: Config) -> None:
         raise BadConfig(f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}")
 
 
+def inputs(config: Config) -> Iterator[Input]:
+    """The inputs that a dry run reads."""
+    from pixelis.jobs import dry_run
+
+    synthesis = config.synthesis
+    yield from dry_run.policy_inputs(config)
+    sources = {f"datasources.{quota.source}.path": synthesis.datasources[quota.source].path for quota in quotas(synthesis)}
+    if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
+        sources["imitation.demonstrations"] = synthesis.imitation.demonstrations
+    for key, source in sorted(sources.items()):
+        yield dry_run.Input(f"synthesis.{key}", source, functools.partial(dry_run.read_first, config))
+
+
 def show_plan(config: Config) -> None:
     """Check every input and print the target of every task, kind and source, for `--dry-run`."""
+    from pixelis.jobs import dry_run
+
     check(config)
-    dry_run.check(config, "synthesize")
+    dry_run.show_operations(config)
+    dry_run.check_inputs(inputs(config))
     for quota in (cells := quotas(config.synthesis)):
         print(f"{quota.target:>8}  {quota.task:<28}{quota.kind:<18}{quota.source}", file=sys.stderr)
     print(f"{sum(quota.target for quota in cells):>8}  samples in {len(cells)} cells", file=sys.stderr)

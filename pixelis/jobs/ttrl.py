@@ -22,9 +22,10 @@ from pixelis.actors import placement
 from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
-from pixelis.jobs import evaluate, rft
+from pixelis.jobs import evaluate, evaluation_arms, rft
 from pixelis.jobs.driver import driver, run_folder
-from pixelis.jobs.dry_run import checks
+from pixelis.jobs.rft import findings
+from pixelis.jobs.rft import needs as needs
 from pixelis.records import Group
 from pixelis.rewards.equality import Equality, classes
 from pixelis.rewards.extraction import answers_of
@@ -52,10 +53,10 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     return result
 
 
-def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
+def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluation_arms.Arm:
     """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(config, actors, name, version, source=config.data.train, samples=config.ttrl.samples)
-    evaluate.save(config, Path(config.run.dir), arm)
+    evaluation_arms.save(config, Path(config.run.dir), arm)
     return arm
 
 
@@ -122,11 +123,20 @@ def compare(before: Sequence[Group], after: Sequence[Group], rewards: RewardsCon
     return result
 
 
+def check(config: Config) -> None:
+    """Check the configuration and every input, for `--dry-run`."""
+    from pixelis.jobs import dry_run
+
+    require_unlabelled(config)
+    dry_run.show_operations(config)
+    dry_run.show_findings("ttrl", config, findings(config))
+    questions = dry_run.question_input(config, "data.train", config.data.train, player=dry_run.player_of(config))
+    dry_run.check_inputs([*dry_run.policy_inputs(config, trains=True), questions])
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.ttrl`."""
-    config = from_command_line(
-        __doc__, "ttrl", default="configs/nano/ttrl.yaml", check=lambda c: checks("ttrl")(require_unlabelled(c))
-    )
+    config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=check)
     with (
         driver("ttrl"),
         run_folder(require_unlabelled(config), config.data.train),

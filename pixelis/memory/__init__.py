@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pixelis.memory.portable import Entry
     from pixelis.memory.shard import Shard
-    from pixelis.memory.vectors import combine
 
-__all__ = ["Entry", "Shard", "combine"]
+__all__ = ["Entry", "Shard"]
 
-_MODULES = {"Entry": "portable", "Shard": "shard", "combine": "vectors"}
+_MODULES = {"Entry": "portable", "Shard": "shard"}
 
 
 def __getattr__(name: str) -> Any:

@@ -212,11 +212,3 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
 def without_change(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights of an adapter with every B set to 0: the base model."""
     return {name: values * (not name.endswith(".B")) for name, values in weights.items()}
-
-
-def moving_average(average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:
-    """decay * average + (1 - decay) * newest of every tensor, float32. With decay 0 exactly `newest`."""
-    if not decay:
-        return dict(newest)
-    old_share, new_share = np.float32(decay), np.float32(1.0 - decay)
-    return {name: old_share * average[name] + new_share * new for name, new in newest.items()}

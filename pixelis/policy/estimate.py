@@ -1,28 +1,25 @@
 """Memory estimates and configuration checks for `--dry-run`, from a model's config.json alone.
 
-The architecture is built on torch's meta device: no weights are read or allocated. Parameters, adapters and optimizer states are
-exact. Activations are measured by running one layer on the meta device. Not counted, because they depend on the machine: the CUDA
-context, fragmentation in the allocator, and the buffers of NCCL and cuBLAS.
+Not counted, because they depend on the machine: the CUDA context, fragmentation in the allocator, buffers of NCCL and cuBLAS.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import torch
 
 from pixelis.errors import MissingFile
 from pixelis.policy import storage
 from pixelis.policy.adapters import adapter_bytes
-from pixelis.policy.architecture import Architecture, language_layer_bytes, learner_dtype, vision_block_bytes, vision_width
+from pixelis.policy.architecture import Architecture, learner_dtype
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.log_probs import CHUNK_VALUES
-from pixelis.policy.quantized import QUANTIZED_LAYERS
 from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
 
 if TYPE_CHECKING:
@@ -34,8 +31,12 @@ GPU_BYTES = 80 * GIB
 TIGHT = 0.95
 """Estimates above this share of a GPU's memory get a note, because not everything is counted."""
 FEATURE_CACHE_BYTES = 256 * 2**20
-
-# -- memory ---------------------------------------------------------------------------------------------------------------------
+QUANTIZED_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.52}
+"""Bytes of a quantised parameter with its share of the scales, for AWQ of groups of 128."""
+RESIDENT = ("weights", "adapters", "gradients", "optimizer")
+"""Parts of the learner's memory that stay between steps."""
+Bytes = dict[str, int]
 
 
 def learner_memory(
@@ -44,31 +45,21 @@ def learner_memory(
     learner: config.LearnerConfig,
     has_reference: bool = False,
     full_kl: bool = False,
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> tuple[Bytes, Bytes]:
     """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
 
-    has_reference: for a KL term, which adds the reference's part of the trainable weights, and while it is used the current ones.
+    With P trainable and F frozen parameters of `width` bytes and N workers (ZeRO, arXiv 1910.02054, sections 3 and 5):
 
-    With P trainable and F frozen parameters, N workers, and `width` bytes a weight (ZeRO, arXiv 1910.02054, sections 3 and 5;
-    DeepSpeed's optimizers from stage 1 keep a float32 copy of the trainable parameters):
-
-    - weights: (P + F) * width, divided by N at stage 3, plus the gathered weights (`stage3_max_live_parameters`). Adapters are
-      float32.
-    - gradients: P * width, divided by N from stage 2. Optimizer: two moments of 4 bytes (2 with `moments=bfloat16`) and, from
-      stage 1, a float32 copy, divided by N.
+    - weights: (P + F) * width, divided by N at stage 3, which adds the gathered ones. Adapters are float32.
+    - gradients: P * width, divided by N from stage 2.
+    - optimizer: two moments of 4 bytes (2 with `moments=bfloat16`) and, from stage 1, a float32 copy, divided by N.
     - buckets: `reduce_bucket_size` numbers of a gradient, doubled by `overlap_comm`.
-    - optimizer step: what it takes beyond a pass. At stages 1 and 2 DeepSpeed flattens the worker's part of the gradient and
-      converts it to float32 while buckets, activations and logits are free.
-    - activations of a packed pass of `rows * row_tokens / sequence_parallel` tokens: saved by all layers, or with gradient
-      checkpointing the input of each layer and the activations of one (arXiv 1604.06174). In addition the two widest gradients
-      inside a layer.
-    - vision: a frozen tower needs the current block and up to 256 MiB of cached features; a trained tower counts as above. Every
-      token is assumed to be an image token of `merge ** 2` patches.
-    - logits: `log_probs.CHUNK_VALUES` of them in the model's type, twice in float32 (probabilities and their logarithms), and
-      their gradient. full_kl: those of the reference too, and three more in float32.
+    - optimizer step: DeepSpeed's stages 1 and 2 flatten the gradient and convert it to float32 while the buffers of a pass are
+      free.
+    - reference (has_reference: for a KL term): its trainable weights, and while it is used the current ones.
+    - activations, vision, logits: see `_pass_bytes`.
     """
-    gpu = learner.gpus > 0
-    width, workers = arch.width, learner.workers
+    gpu, width, workers = learner.gpus > 0, arch.width, learner.workers
     bfloat16 = policy.full and arch.dtype == torch.bfloat16
     zero = deepspeed_config(learner, bfloat16, torch.device("cuda" if gpu else "cpu"))["zero_optimization"]
     stage = int(zero["stage"])
@@ -77,20 +68,23 @@ def learner_memory(
     else:
         shapes = arch.shapes(policy.lora.targets, policy.lora.vision_tower)
         trainable, gradient_width = adapter_bytes(shapes, arch.ranks(policy.lora), 1), 4
-    moment = 2 if learner.moments == "bfloat16" else 4
+    moments = 2 * (2 if learner.moments == "bfloat16" else 4)
     weight_shards, gradient_shards, optimizer_shards = (workers if stage >= first else 1 for first in (3, 2, 1))
     device = {
         "weights": arch.parameters * width // weight_shards,
         "adapters": 0 if policy.full else trainable * 4 // weight_shards,
         "gradients": trainable * gradient_width // gradient_shards,
-        "optimizer": trainable * (2 * moment + (4 if stage >= 1 else 0)) // optimizer_shards,
+        "optimizer": trainable * (moments + (4 if stage >= 1 else 0)) // optimizer_shards,
+        "reference": 2 * trainable * gradient_width // weight_shards if has_reference else 0,
     }
-    if has_reference:
-        device["reference"] = 2 * trainable * gradient_width // weight_shards
+
+    def is_offloaded(key: str) -> bool:
+        return (zero.get(key) or {}).get("device", "none") != "none"
+
     host = {"optimizer": 0, "weights": 0}
-    if _is_offloaded(zero, "offload_optimizer"):
+    if is_offloaded("offload_optimizer"):
         host["optimizer"], device["optimizer"] = device["optimizer"] + trainable * 4 // workers, 0  # with the gradients
-    if _is_offloaded(zero, "offload_param") and stage == 3:
+    if is_offloaded("offload_param") and stage == 3:
         host["weights"], device["weights"] = device["weights"], 0
     if stage == 3 and workers > 1:
         live = int(zero.get("stage3_max_live_parameters", 10**9)) + int(zero.get("stage3_prefetch_bucket_size", 5 * 10**7))
@@ -106,51 +100,50 @@ def learner_memory(
     return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}
 
 
-def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, full_kl: bool) -> dict[str, int]:
-    """Bytes of a packed pass of `tokens` tokens by part, as `learner_memory` describes them."""
-    model, width = arch.single_layer(None if policy.full else policy.lora), arch.width
-    layer, layers = language_layer_bytes(model, tokens), int(arch.text.num_hidden_layers)
-    widest = max(int(arch.text.intermediate_size), int(arch.text.hidden_size))
-    workspace = 2 * tokens * widest * width
-    inputs = layers * tokens * int(arch.text.hidden_size) * width
-    parts = {"activations": workspace + (inputs + layer if policy.gradient_checkpointing else layers * layer)}
+def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, full_kl: bool) -> Bytes:
+    """Bytes of a packed pass of `tokens` tokens by part.
+
+    - activations: those that all layers save, or with gradient checkpointing the input of each layer and the activations of one
+      (arXiv 1604.06174); and the two widest gradients inside a layer.
+    - vision: of a frozen tower the current block and the feature cache; a trained tower counts as the layers. Every token is
+      assumed to be an image token.
+    - logits: a chunk of them in the model's type, twice in float32, and their gradient. full_kl: those of the reference too, and
+      three more in float32.
+    """
+
+    def saved(layers: int, layer: int, width: int) -> int:
+        return layers * width * arch.width + layer if policy.gradient_checkpointing else layers * layer
+
+    text = arch.text
+    hidden, vocab = int(text.hidden_size), int(text.vocab_size)
+    workspace = 2 * tokens * max(int(text.intermediate_size), hidden) * arch.width
+    parts = {"activations": workspace + saved(int(text.num_hidden_layers), arch.layer_bytes(tokens), tokens * hidden)}
     if arch.vision is not None:
         patches = tokens * int(arch.vision.spatial_merge_size) ** 2
-        block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
-        if policy.trains_vision_tower:
-            inputs = depth * patches * vision_width(arch.vision) * width
-            parts["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
-        else:
-            parts["vision"] = block + FEATURE_CACHE_BYTES
-    vocab = int(arch.text.vocab_size)
-    parts["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8 + (width + 12 if full_kl else 0))
+        block = arch.vision_block_bytes(patches)
+        is_trained = policy.trains_vision_tower
+        parts["vision"] = (
+            saved(int(arch.vision.depth), block, patches * arch.vision_width) if is_trained else block + FEATURE_CACHE_BYTES
+        )
+    width = 2 * arch.width + 8 + (arch.width + 12 if full_kl else 0)
+    parts["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * width
     return parts
 
 
-def _is_offloaded(zero: dict[str, Any], key: str) -> bool:
-    return (zero.get(key) or {}).get("device", "none") != "none"
-
-
-QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.52}
-"""Bytes of a quantised parameter with its share of the scales, for AWQ of groups of 128."""
-
-
-def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> dict[str, int]:
+def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> Bytes:
     """Bytes on each GPU of a generator without KV cache, by part.
 
     vLLM shards the weights over `tensor_parallel` GPUs and reserves MAX_LORAS adapter slots of its rank in the weights' type.
     Merged adapters need no slot. The embedded engine merges and keeps the original weights of changed layers.
     """
-    linear = sum(o * i for o, i in arch.shapes(list(QUANTIZED_LAYERS)).values()) if engine.quantization in QUANTIZED_BYTES else 0
+    linear = sum(o * i for o, i in arch.shapes(QUANTIZED_LAYERS).values()) if engine.quantization in QUANTIZED_BYTES else 0
     weights = (arch.parameters - linear) * arch.width + int(linear * QUANTIZED_BYTES.get(engine.quantization, 0))
     out = {"weights": weights // engine.tensor_parallel}
     shapes = {} if policy.full else arch.shapes(policy.lora.targets, policy.lora.vision_tower)
     if engine.name == "hf":
-        changed = (
-            arch.trained_parameters(policy) if policy.full else sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora))
-        )
+        changed = sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora)) if shapes else arch.trained_parameters(policy)
         return out | {"originals": changed * arch.width}
-    if not policy.full and not merges(policy, engine):
+    if shapes and not merges(policy, engine):
         rank = served_rank(largest_rank(policy.lora))
         out["adapters"] = MAX_LORAS * rank * sum(o + i for o, i in shapes.values()) * arch.width
     return out
@@ -204,16 +197,19 @@ def check(config: config.Config, job: Job, prompts: Sequence[Prompt] = (), gpu_b
     if not config.policy.full:
         out.append(_adapters(config, arch, job))
     out += _context(config, arch, prompts, job)
-    if job == "rft":
-        out += _reward_states(config, arch)
-    out += _memory(config, arch, job, gpu_bytes or _gpu_bytes(config))
+    if gpu_bytes is None and (gib := config.cluster.nodes.gpu_gib) is not None:
+        gpu_bytes = int(gib * GIB)
+    if gpu_bytes is None:
+        gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else GPU_BYTES
+    learns = job in ("rft", "sft") or (job == "serve" and config.evolution.enabled and not config.serve.read_only)
+    if learns:
+        out += _training(config, arch, job, gpu_bytes)
+    if job != "sft":
+        if config.needs_embedder or (job == "serve" and config.memory.enabled and not config.serve.read_only):
+            parts = {"weights": arch.parameters * arch.width, "activations": arch.layer_bytes(config.dialogue.max_context)}
+            out.append(_fits("embedder", parts, sum(parts.values()), config.engine.gpus, gpu_bytes))
+        out += _generator(config, arch, gpu_bytes)
     return out
-
-
-def _gpu_bytes(c: config.Config) -> int:
-    if c.cluster.nodes.gpu_gib is not None:
-        return int(c.cluster.nodes.gpu_gib * GIB)
-    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else GPU_BYTES
 
 
 def _batch(c: config.Config, job: str) -> list[Finding]:
@@ -261,44 +257,44 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     smallest, largest = min(ranks.values()), max(ranks.values())
     message = f"{f'ranks {smallest} to {largest}' if smallest < largest else f'rank {smallest}'} on {len(ranks)} layers"
     message += f", {format_bytes(adapter_bytes(shapes, ranks))} a version"
-    key = "policy.lora.ranks" if lora.ranks else "policy.lora.rank"
     if excessive := [(rank, -min(shapes[name])) for name, rank in ranks.items() if rank > min(shapes[name])]:
         rank, side = max(excessive)
+        key = "policy.lora.ranks" if lora.ranks else "policy.lora.rank"
         return Finding("error", "adapters", f"{key} {rank} is above the {-side} of a layer it adapts")
-    if job != "sft" and c.engine.name == "vllm":
-        if merges(c.policy, c.engine):
-            adapted = "the vision tower" if lora.vision_tower else "lm_head"
-            reason = "" if c.engine.adapters == "merge" else f" as {adapted} is adapted"
-            return Finding("ok", "adapters", f"{message}, merged into vLLM's weights{reason}")
-        rank = served_rank(largest)
-        message += f", served by vLLM as rank {rank}"
-        if rank != largest and not lora.ranks:
-            return Finding("note", "adapters", f"{message}: policy.lora.rank {rank} would cost vLLM the same")
+    if job == "sft" or c.engine.name != "vllm":
+        return Finding("ok", "adapters", message)
+    if merges(c.policy, c.engine):
+        adapted = "the vision tower" if lora.vision_tower else "lm_head"
+        reason = "" if c.engine.adapters == "merge" else f" as {adapted} is adapted"
+        return Finding("ok", "adapters", f"{message}, merged into vLLM's weights{reason}")
+    rank = served_rank(largest)
+    message += f", served by vLLM as rank {rank}"
+    if rank != largest and not lora.ranks:
+        return Finding("note", "adapters", f"{message}: policy.lora.rank {rank} would cost vLLM the same")
     return Finding("ok", "adapters", message)
 
 
 def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], job: str) -> list[Finding]:
-    d, tile, out = c.dialogue, arch.multiple**2, []
-    sizes = {}
-    for name, budget in (("input", d.input), ("crop", d.crop), ("frame", d.frame)):
-        sizes[name] = budget.max_pixels // tile
-        if not sizes[name]:
-            message = f"dialogue.{name}.max_pixels {budget.max_pixels} holds no tile of {arch.multiple} x {arch.multiple} pixels"
-            out.append(Finding("error", "pictures", message))
+    """Tokens of pictures, clips and the longest prompt against the context."""
+    d, out = c.dialogue, []
+    budgets = {"input": d.input, "crop": d.crop, "frame": d.frame}
+    sizes = {name: budget.max_pixels // arch.multiple**2 for name, budget in budgets.items()}
+    for name in (name for name, size in sizes.items() if not size):
+        tile = f"{arch.multiple} x {arch.multiple}"
+        message = f"dialogue.{name}.max_pixels {budgets[name].max_pixels} holds no tile of {tile} pixels"
+        out.append(Finding("error", "pictures", message))
     view, crop, clip = sizes["input"] + 2, sizes["crop"] + 2, d.frames * (sizes["frame"] + 2)
-    message = (
-        f"a full view takes {view - 2} tokens, a crop {crop - 2}, a clip's first look {d.frames} x {sizes['frame']} = {clip}"
-    )
-    out.append(Finding("ok", "pictures", message))
+    looks = f"a clip's first look {d.frames} x {sizes['frame']} = {clip}"
+    out.append(Finding("ok", "pictures", f"a full view takes {view - 2} tokens, a crop {crop - 2}, {looks}"))
     if d.frames > d.max_images:
         out.append(Finding("error", "context", f"dialogue.frames {d.frames} is above dialogue.max_images {d.max_images}"))
-    if d.max_context > arch.positions:
-        message = f"dialogue.max_context {d.max_context} is above the {arch.positions} positions of policy.model"
+    if d.max_context > arch.text.max_position_embeddings:
+        positions = arch.text.max_position_embeddings
+        message = f"dialogue.max_context {d.max_context} is above the {positions} positions of policy.model"
         out.append(Finding("error", "context", message))
     single: Prompt = {"text": 0, "images": 1, "clips": 0}
     longest = max(prompts, key=lambda p: p["text"] + p["images"] * view + p["clips"] * clip, default=single)
-    text = longest["text"]
-    images = longest["images"] * view + longest["clips"] * clip
+    text, images = longest["text"], longest["images"] * view + longest["clips"] * clip
     for part, tokens, keys in (
         ("the pictures of the longest prompt", images, "dialogue.input.max_pixels, dialogue.frame.max_pixels or dialogue.frames"),
         ("a clip's first look", clip, "dialogue.frames or dialogue.frame.max_pixels"),
@@ -319,113 +315,82 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
     return out
 
 
-def _reward_states(c: config.Config, arch: Architecture) -> list[Finding]:
-    """The embedder's states have the hidden size of the language model."""
-    width, state = int(arch.text.hidden_size), c.rewards.dynamics.state
-    if not c.rewards.needs_states or state in (0, width):
-        return []
-    return [Finding("error", "rewards", f"rewards.dynamics.state {state} is not the {width} of policy.model's hidden states")]
-
-
-def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> list[Finding]:
-    out = []
-    if job in ("rft", "sft") or (job == "serve" and c.evolution.enabled and not c.serve.read_only):
-        has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
-        full_kl = job == "rft" and has_reference and c.rft.loss.kl_estimator == "full"
-        device, host = learner_memory(arch, c.policy, c.learner, has_reference, full_kl)
-        out.append(_learner_fits(device, c.learner.gpus, gpu_bytes))
-        if host:
-            out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))
-        if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
-            out.append(_turns_fit(device, c.engine.gpu_memory_utilization, gpu_bytes))
+def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> list[Finding]:
+    """Memory of the learners, object store and disk of a job that trains."""
+    has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
+    full_kl = job == "rft" and has_reference and c.rft.loss.kl_estimator == "full"
+    device, host = learner_memory(arch, c.policy, c.learner, has_reference, full_kl)
+    resident = sum(device.get(part, 0) for part in RESIDENT)
+    out = [_fits("learner", device, resident, c.learner.gpus, gpu_bytes)]
+    if host:
+        out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))
+    if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
+        share = c.engine.gpu_memory_utilization
+        message = f"engine.gpu_memory_utilization {share:g} of {format_bytes(gpu_bytes)}"
+        message += f" beside {format_bytes(resident)} of the learner"
+        is_beyond = share * gpu_bytes + resident > gpu_bytes
+        rest = f": does not fit, lower it to {max(0.0, 1 - resident / gpu_bytes):.2f}" if is_beyond else ""
+        out.append(Finding("error" if is_beyond else "ok", "colocate", message + rest))
+    version = storage.version_bytes(c, arch)
     if job == "rft":
-        shares, store = storage.parts(c, storage.version_bytes(c, arch), job), c.cluster.object_store_bytes
-        short = store is not None and sum(shares.values()) > store
-        message = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store and short else ""
-        out.append(Finding("note" if short else "ok", "object store", f"at most {_format_parts(shares)}{message}"))
-    if out:
-        out.append(_disk(c, storage.disk_parts(c, storage.version_bytes(c, arch), storage.trained_bytes(c, arch), job)))
-    if job == "sft":
-        return out
-    if c.needs_embedder or (job == "serve" and c.memory.enabled and not c.serve.read_only):
-        out.append(_embedder_fits(c, arch, gpu_bytes))
-    generator = arch
-    if (dtype := learner_dtype(c.policy, c.engine.gpus > 0)) != arch.dtype:
-        generator = Architecture(c.policy.model, dtype)
+        parts, store = storage.parts(c, version, job), c.cluster.object_store_bytes
+        short = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store else ""
+        is_short = store is not None and sum(parts.values()) > store
+        message = f"at most {_format_parts(parts)}{short if is_short else ''}"
+        out.append(Finding("note" if is_short else "ok", "object store", message))
+    parts = storage.disk_parts(c, version, storage.trained_bytes(c, arch), job)
+    folder = next(path for path in (Path(c.run.dir).absolute(), *Path(c.run.dir).absolute().parents) if path.is_dir())
+    free, message = shutil.disk_usage(folder).free, f"at most {_format_parts(parts)} in run.dir"
+    if sum(parts.values()) > free:
+        return [*out, Finding("note", "disk", f"{message}: {folder} has {format_bytes(free)} free on this machine")]
+    return [*out, Finding("ok", "disk", message)]
+
+
+def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> list[Finding]:
+    """Memory of the generators, and how many episodes of full length fit beside their weights."""
+    engine, out = c.engine, []
+    if (dtype := learner_dtype(c.policy, engine.gpus > 0)) != arch.dtype:
+        arch = Architecture(c.policy.model, dtype)
     heads = int(arch.text.num_attention_heads)
-    if heads % c.engine.tensor_parallel:
-        message = f"engine.tensor_parallel {c.engine.tensor_parallel} does not divide the {heads} heads of policy.model"
+    if heads % engine.tensor_parallel:
+        message = f"engine.tensor_parallel {engine.tensor_parallel} does not divide the {heads} heads of policy.model"
         out.append(Finding("error", "engine", message))
-    parts = generator_memory(generator, c.policy, c.engine)
-    shards = min(c.engine.tensor_parallel, int(arch.text.num_key_value_heads))
-    episode = generator.kv_token_bytes * c.dialogue.max_context // shards
-    summary = f"{_format_parts(parts)}; keys and values of an episode {format_bytes(episode)}"
-    if not c.engine.gpus:
-        out.append(Finding("ok", "generator", summary))
-        return out
-    share = c.engine.gpu_memory_utilization if c.engine.name == "vllm" else 1.0
-    reserved = int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * gpu_bytes)
-    usable = int(share * reserved)
+    parts = generator_memory(arch, c.policy, engine)
+    shards = min(engine.tensor_parallel, int(arch.text.num_key_value_heads))
+    episode = arch.kv_token_bytes * c.dialogue.max_context // shards
+    message = f"{_format_parts(parts)}; keys and values of an episode {format_bytes(episode)}"
+    if not engine.gpus:
+        return [*out, Finding("ok", "generator", message)]
+    reserved = int(min(1.0, engine.gpus / engine.tensor_parallel) * gpu_bytes)
+    usable = int((engine.gpu_memory_utilization if engine.name == "vllm" else 1.0) * reserved)
     episodes = max(0, (usable - sum(parts.values())) // episode)
-    message = f"{summary}, {episodes} fit the rest of {format_bytes(reserved)} at once"
+    message += f", {episodes} fit the rest of {format_bytes(reserved)} at once"
     if not episodes:
         out.append(Finding("error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"))
-    elif episodes < c.engine.max_num_seqs:
-        effect = "others wait" if c.engine.name == "vllm" else "longer ones together run out of memory"
-        out.append(Finding("note", "generator", f"{message}, engine.max_num_seqs is {c.engine.max_num_seqs}: {effect}"))
+    elif episodes < engine.max_num_seqs:
+        effect = "others wait" if engine.name == "vllm" else "longer ones together run out of memory"
+        out.append(Finding("note", "generator", f"{message}, engine.max_num_seqs is {engine.max_num_seqs}: {effect}"))
     else:
         out.append(Finding("ok", "generator", message))
     return out
 
 
-def _disk(c: config.Config, parts: dict[str, int]) -> Finding:
-    """What the run writes, against the free space of its folder's disk if that exists here."""
-    folder = next(path for path in (Path(c.run.dir).absolute(), *Path(c.run.dir).absolute().parents) if path.is_dir())
-    free, needed = shutil.disk_usage(folder).free, sum(parts.values())
-    message = f"at most {_format_parts(parts)} in run.dir"
-    if needed > free:
-        return Finding("note", "disk", f"{message}: {folder} has {format_bytes(free)} free on this machine")
-    return Finding("ok", "disk", message)
-
-
-def _turns_fit(learner: dict[str, int], share: float, gpu_bytes: int) -> Finding:
-    """Whether the part of a colocated learner that stays on the GPU while vLLM generates leaves vLLM its share."""
-    resident = sum(learner.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer"))
-    message = (
-        f"engine.gpu_memory_utilization {share:g} of {format_bytes(gpu_bytes)} beside {format_bytes(resident)} of the learner"
-    )
-    if share * gpu_bytes + resident > gpu_bytes:
-        return Finding("error", "colocate", f"{message}: does not fit, lower it to {max(0.0, 1 - resident / gpu_bytes):.2f}")
-    return Finding("ok", "colocate", message)
-
-
-def _embedder_fits(c: config.Config, arch: Architecture, gpu_bytes: int) -> Finding:
-    """The frozen base model, which runs one prompt at a time."""
-    layer = language_layer_bytes(arch.single_layer(), c.dialogue.max_context)
-    parts = {"weights": arch.parameters * arch.width, "activations": layer}
-    if not c.engine.gpus:
-        return Finding("ok", "embedder", f"{_format_parts(parts)} in the memory of its machine")
-    available = int(gpu_bytes * min(1.0, c.engine.gpus))
-    fits = sum(parts.values()) <= available
-    return Finding("ok" if fits else "error", "embedder", f"{_format_parts(parts)} of {format_bytes(available)}")
-
-
-def _learner_fits(parts: dict[str, int], gpus: float, gpu_bytes: int) -> Finding:
-    """An error if weights and optimizer exceed the GPU's memory, a note if activations do, because these depend on the data."""
+def _fits(subject: str, parts: Mapping[str, int], fixed: int, gpus: float, gpu_bytes: int) -> Finding:
+    """An error if `fixed` bytes exceed the reserved GPU memory, a note if all parts do: activations depend on the data."""
     if not gpus:
-        return Finding("ok", "learner", f"{_format_parts(parts)} in the memory of its machine")
+        return Finding("ok", subject, f"{_format_parts(parts)} in the memory of its machine")
     available = int(gpu_bytes * min(1.0, gpus))
-    fixed = sum(parts.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer"))
     message = f"{_format_parts(parts)} of {format_bytes(available)}"
-    keys = "learner.zero_stage, policy.gradient_checkpointing, learner.rows"
+    keys = "learner.zero_stage, policy.gradient_checkpointing, learner.rows" if subject == "learner" else "engine.gpus"
     if fixed > available:
-        return Finding("error", "learner", f"{message}: does not fit, see {keys} and learner.deepspeed (offload)")
+        offload = " and learner.deepspeed (offload)" if subject == "learner" else ""
+        return Finding("error", subject, f"{message}: does not fit, see {keys}{offload}")
     if sum(parts.values()) > TIGHT * available:
-        return Finding("note", "learner", f"{message}: tight, see {keys}")
-    return Finding("ok", "learner", message)
+        return Finding("note", subject, f"{message}: tight, see {keys}")
+    return Finding("ok", subject, message)
 
 
-def _format_parts(parts: dict[str, int]) -> str:
+def _format_parts(parts: Mapping[str, int]) -> str:
     return " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items()) + f" = {format_bytes(sum(parts.values()))}"
 
 

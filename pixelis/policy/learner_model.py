@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,8 +31,9 @@ from pixelis.policy.sequence_parallel import SequenceGroup
 class LearnerModel:
     """The policy and its critic on one worker. With several workers, all of them must call each method together.
 
-    temperature: of the rollouts; adapter: initial weights (None: the base model); critic: of PPO. Raises BadConfig, MissingFile
-    and BadInput before allocating the optimizer.
+    network: the transformers model; zero: the DeepSpeed engine around it; sequence: the workers that share a packed row; hidden:
+    states of the last forward pass, if there is a critic. temperature: of the rollouts; adapter: initial weights (None: the base
+    model). Raises BadConfig, MissingFile and BadInput before it allocates the optimizer.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class LearnerModel:
         critic: config.CriticConfig | None,
         device: torch.device | str | None,
     ):
-        self.policy, self.learner, self.seed = policy, learner, seed
+        self.policy, self.learner = policy, learner
         if temperature <= 0:
             raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
         self.device = torch.device(device) if device is not None else default_device()
@@ -57,77 +58,82 @@ class LearnerModel:
         bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)
         divides = settings["zero_optimization"]["stage"] == 3 and dist.get_world_size() > 1
-        self.model, self.tokenizer, self.spec = load_model(policy, self.device, zero3=settings if divides else None)
+        self.network, self.tokenizer, self.spec = load_model(policy, self.device, zero3=settings if divides else None)
         self.base_sha256 = fingerprint(resolve(policy.model))
         self.sequence = SequenceGroup.create(learner.sequence_parallel)
-        self.shares_prompts = use_packed_attention(self.model)
-        self.sequence.check(self.model)
+        self.shares_prompts = use_packed_attention(self.network)
+        self.sequence.check(self.network)
         if policy.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        parameters = self._make_trainable()
-        module = PolicyModule(self.model, self.spec, temperature, learner.zero_stage == 3, self.sequence)
-        self._check_adapter(adapter, parameters)
+            self.network.gradient_checkpointing_enable({"use_reentrant": False})
+        if policy.full:
+            self.network.requires_grad_(True)
+            self.network.model.visual.requires_grad_(not policy.freeze_vision_tower)
+            parameters = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+        else:
+            add_lora(self.network, policy.lora, seed)
+            parameters = lora_parameters(self.network)
+        # Under ZeRO-3 the module holds empty placeholders.
+        self.shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+        if adapter is not None:
+            self.check(adapter)
+        module = PolicyModule(self.network, self.spec, temperature, learner.zero_stage == 3, self.sequence)
         self.critic: Critic | None = None
         self.hidden: Tensor | None = None
         if critic is not None:
-            self.critic = Critic(self.model.model.language_model.config.hidden_size, critic, seed, self.device)
+            self.critic = Critic(self.network.model.language_model.config.hidden_size, critic, seed, self.device)
             module.observe = functools.partial(setattr, self, "hidden")
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:
-            self._set(adapter)
+            self.set(adapter)
         # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
         self.features = FeatureCache() if not policy.trains_vision_tower and self.zero.stage < 3 else None
         self.reference: Shards | None = None
+        """The policy from which the KL term measures."""
 
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files."""
         return dist.get_rank() == 0
 
-    def _make_trainable(self) -> dict[str, torch.nn.Parameter]:
-        if self.policy.full:
-            self.model.requires_grad_(True)
-            self.model.model.visual.requires_grad_(not self.policy.freeze_vision_tower)
-            return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        add_lora(self.model, self.policy.lora, self.seed)
-        return lora_parameters(self.model)
+    def check(self, adapter: Adapter) -> None:
+        """Raise BadInput if an adapter does not fit."""
+        check_adapter(adapter, self.policy, self.base_sha256, self.shapes)
 
-    def _check_adapter(self, adapter: Adapter | None, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        # Under ZeRO-3 the module holds empty placeholders.
-        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
-        if adapter is not None:
-            check_adapter(adapter, self.policy, self.base_sha256, shapes)
-
-    def _set(self, adapter: Adapter) -> None:
+    def set(self, adapter: Adapter) -> None:
         """Take the weights of an adapter that fits. Layers of the vision tower that it lacks get a product of 0."""
         weights = adapter.tensors
-        if lacking := self.zero.parameters.keys() - weights.keys():
-            weights = {**weights, **{name: own for name, own in without_change(self.zero.weights()).items() if name in lacking}}
+        if lacking := self.shapes.keys() - weights.keys():
+            own = without_change(self.zero.weights())
+            weights = {**weights, **{name: values for name, values in own.items() if name in lacking}}
         self.zero.set_weights(weights)
 
-    def _empty_batch(self) -> PackedBatch:
+    def empty_batch(self) -> PackedBatch:
         """A minimal sample without a loss."""
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
         return self.sequence.part(collate([sample], self.spec), self.spec)
 
-    def _collate(self, samples: Sequence[TrainSample]) -> PackedBatch:
+    def collate(self, samples: Sequence[TrainSample]) -> PackedBatch:
         """This worker's part of the row of these samples."""
         return self.sequence.part(collate(samples, self.spec, self.shares_prompts), self.spec)
+
+    def forward(self, batch: PackedBatch, smoothing: float = 0.0, reference: ReferenceStates | None = None) -> tuple[Tensor, ...]:
+        """Log-probabilities, entropies and with `reference` divergences of the policy tokens; see `PolicyModule`."""
+        return self.zero.engine(batch, self._view_features(batch), smoothing, reference)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
         if self.features is None or not batch.views:
             return None
-        return concatenate(self.features.get(self.model, self.spec, batch.views, batch.digests))
+        return concatenate(self.features.get(self.network, self.spec, batch.views, batch.digests))
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
         """Switch dropout off, as in an engine."""
-        self.model.train(self.policy.lora.dropout == 0)
+        self.network.train(self.policy.lora.dropout == 0)
         try:
             yield
         finally:
-            self.model.train()
+            self.network.train()
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -156,13 +162,13 @@ class LearnerModel:
         passes = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
         for bin_ in bins:
             members = [usable[i] for i in bin_]
-            batch = self._collate([samples[i] for i in members]).to(self.device)
+            batch = self.collate([samples[i] for i in members]).to(self.device)
             new, *_ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]
             for i, values in zip(members, np.split(read(new).cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = values
         for _ in range(len(bins), passes):
-            self.zero.engine.module(self._empty_batch().to(self.device), None)
+            self.zero.engine.module(self.empty_batch().to(self.device), None)
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
@@ -193,7 +199,7 @@ class LearnerModel:
         """
         from deepspeed import zero
 
-        trained = [p for p in self.model.lm_head.parameters() if p.requires_grad]
+        trained = [p for p in self.network.lm_head.parameters() if p.requires_grad]
         with self._as_reference():
             with zero.GatheredParameters(trained, enabled=self.zero.stage == 3):
                 head = [parameter.detach().clone() for parameter in trained]
@@ -206,7 +212,7 @@ class LearnerModel:
 
     def _outputs(self, batches: Sequence[PackedBatch], passes: int, **options: Any) -> list[tuple[Tensor, ...]]:
         """What the module returns for each batch, and under ZeRO-3 for the empty batches up to `passes`."""
-        empty = [self._empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
+        empty = [self.empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
         on_device = (batch.to(self.device) for batch in [*batches, *empty])
         return [self.zero.engine.module(batch, self._view_features(batch), **options) for batch in on_device]
 

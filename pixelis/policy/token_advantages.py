@@ -60,9 +60,9 @@ def assign_token_advantages(
     them.
     """
     in_reward = trainer.loss.kl_in == "reward" and trainer.loss.kl > 0
-    penalties = trainer.token_kl(samples) if in_reward else [np.zeros(s.policy_tokens, np.float32) for s in samples]
-    weight = trainer.kl_coefficient
-    values = trainer.values(samples) if trainer.critic is not None else None
+    penalties = trainer.model.token_kl(samples) if in_reward else [np.zeros(s.policy_tokens, np.float32) for s in samples]
+    weight = trainer.rft.kl_coefficient
+    values = trainer.model.values(samples) if trainer.model.critic is not None else None
     rows, chosen = [], []
     for index, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
         v = values[index] if values is not None else None
@@ -73,7 +73,7 @@ def assign_token_advantages(
             sample.values, sample.returns = v, returns.astype(np.float32)
         rows.append(advantages)
         chosen.append(sample)
-    total = trainer.sequence.sum
+    total = trainer.model.sequence.sum
     if settings.scale == "batch_std":
         rows = whitened(rows, settings.eps, total)
     for sample, row in zip(chosen, rows, strict=True):
@@ -94,7 +94,7 @@ def assign_token_advantages(
     metrics = {"advantage/max": largest, "advantage/min": -smallest, "advantage/abs_mean": size / count if count else 0.0}
     if in_reward and kl_tokens:
         metrics["policy/kl_in_reward"] = divergence / kl_tokens
-        trainer.adapt_kl(divergence / kl_tokens)
+        trainer.rft.adapt_kl(divergence / kl_tokens)
     return metrics | _critic_metrics(chosen, total)
 
 

@@ -1,7 +1,7 @@
 """A worker process for code that may hang, exhaust memory or crash: formula comparison and users' reward functions.
 
-``python -m pixelis.rewards.worker PARENT_PID MEMORY_BYTES`` reads requests from standard input and writes replies to standard
-output, as frames of a 4-byte length and JSON. Neither side unpickles data of the other.
+``python -m pixelis.rewards.worker MEMORY_BYTES`` reads requests from standard input and writes replies to standard output, one
+JSON object a line. Neither side unpickles data of the other.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import logging
 import os
 import resource
 import signal
-import struct
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-HEADER = struct.Struct(">I")
 SPARE_S = 5.0
-"""CPU seconds beyond its timeout that a request may use when the parent is gone and cannot kill this process."""
+"""Seconds beyond its timeout that a request may take when the parent is gone and cannot kill this process."""
+GROUP, EASYR1 = ("trajectories", "reward_inputs"), ("reward_input", "reward_inputs")
+"""Names of the first parameter of functions that take a whole group, and of those that take EasyR1's inputs."""
 
 
 class Refused(Exception):
@@ -34,46 +32,29 @@ class Refused(Exception):
 
 def main() -> None:
     """Answer requests until the input ends."""
-    parent, memory = int(sys.argv[1]), int(sys.argv[2])
+    memory = int(sys.argv[1])
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # output of a user's function must not mix with the frames
+    os.dup2(2, 1)  # output of a user's function must not mix with the replies
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
-    _send(target, {"ready": True})
-    while len(head := source.read(HEADER.size)) == HEADER.size:
-        request = json.loads(source.read(*HEADER.unpack(head)))
+    for line in source:
+        request = json.loads(line)
         # A formula can hold the interpreter forever, so that no thread here runs: only the kernel can end the process then.
-        signal.setitimer(signal.ITIMER_PROF, float(request["timeout_s"]) + SPARE_S)
-        reply = _answer(request)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(target, reply)
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """``value``, or ``error`` with its ``message``."""
-    try:
-        return {"value": TASKS[request["task"]](request)}
-    except Refused as refusal:
-        return {"error": str(refusal), "message": str(refusal)}
-    except MemoryError:
-        return {"error": "out_of_memory", "message": "out of memory"}
-    except BaseException as error:  # SystemExit of a user's function too
-        return {"error": "raised", "message": f"{type(error).__name__}: {error}"[:500]}
-
-
-def _send(target: Any, message: dict[str, Any]) -> None:
-    body = json.dumps(message).encode()
-    target.write(HEADER.pack(len(body)) + body)
-    target.flush()
-
-
-def _exit_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+        signal.setitimer(signal.ITIMER_REAL, float(request["timeout_s"]) + SPARE_S)
+        reply: dict[str, Any]
+        try:
+            reply = {"value": TASKS[request["task"]](request)}
+        except Refused as refusal:
+            reply = {"error": str(refusal), "message": str(refusal)}
+        except MemoryError:
+            reply = {"error": "out_of_memory", "message": "out of memory"}
+        except BaseException as error:  # SystemExit of a user's function too
+            reply = {"error": "raised", "message": f"{type(error).__name__}: {error}"[:500]}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        target.write(json.dumps(reply).encode() + b"\n")
+        target.flush()
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------
@@ -124,10 +105,6 @@ def _loaded(name: str) -> Any:
 def _text(request: dict[str, Any]) -> Any:
     """The value of a user's function of texts."""
     return _plain(_loaded(request["name"])(*request["arguments"]))
-
-
-GROUP, EASYR1 = ("trajectories", "reward_inputs"), ("reward_input", "reward_inputs")
-"""Names of the first parameter of functions that take a whole group, and of those that take EasyR1's inputs."""
 
 
 def _function(name: str) -> tuple[Callable[..., Any], str]:
@@ -197,6 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "start": bool,
     "warm_math": _warm_math,
     "math": _math,
     "check_own": _check_own,

@@ -6,17 +6,14 @@ import contextlib
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from pixelis.errors import DataFailure, InfraFailure
-from pixelis.rewards.worker import HEADER
 
 START_TIMEOUT_S = 120.0
 """Seconds that a worker may take to start on a busy machine."""
@@ -24,94 +21,69 @@ MAX_REPLY_BYTES = 64_000_000
 
 
 class _WorkerEnded(Exception):
-    """The worker ended or sent an invalid reply."""
+    """The worker ended, or sent something else than a reply."""
 
 
 class _Worker:
     """One process and its pipes. Only the first request waits for its start, so that replacing a worker takes no time."""
 
     def __init__(self, memory_bytes: int, environment: Mapping[str, str], warm: str | None):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pixelis.rewards.worker", str(os.getpid()), str(memory_bytes)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(environment),
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.input, self.output = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self.input, False)
-        os.set_blocking(self.output, False)
-        self.warm, self.ready = warm, False
+        command = [sys.executable, "-m", "pixelis.rewards.worker", str(memory_bytes)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, **pipes, env=dict(environment), start_new_session=True)
+        self.warm, self.is_started, self.is_late = warm, False, False
 
     def request(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """The reply. Raises TimeoutError after ``timeout_s``, which excludes the start, and _WorkerEnded."""
-        if not self.ready:
+        if not self.is_started:
             try:
-                self._read(time.monotonic() + START_TIMEOUT_S)
-                if self.warm:
-                    self._exchange({"task": self.warm}, START_TIMEOUT_S)
+                self._exchange({"task": self.warm or "start"}, START_TIMEOUT_S)
             except (TimeoutError, _WorkerEnded) as error:
                 raise InfraFailure(
                     f"a scoring process did not start: {error!r}", code="scorer_start", fix="see its output in the log above"
                 ) from None
-            self.ready = True
+            self.is_started = True
         return self._exchange(message, timeout_s)
 
     def _exchange(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        body, deadline = json.dumps({**message, "timeout_s": timeout_s}).encode(), time.monotonic() + timeout_s
-        view = memoryview(HEADER.pack(len(body)) + body)
-        while view:
-            self._wait(self.input, select.POLLOUT, deadline)
-            try:
-                view = view[os.write(self.input, view[:65536]) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise _WorkerEnded(str(error)) from None
-        return self._read(deadline)
+        """Send a line and read one. A timer kills a late process, which ends the wait for its pipes."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
 
-    def _read(self, deadline: float) -> dict[str, Any]:
-        (length,) = HEADER.unpack(self._read_bytes(HEADER.size, deadline))
-        if length > MAX_REPLY_BYTES:
-            raise _WorkerEnded(f"a reply of {length} bytes")
+        def give_up() -> None:
+            self.is_late = True
+            self.kill()
+
+        timer = threading.Timer(timeout_s, give_up)
+        timer.start()
         try:
-            reply = json.loads(self._read_bytes(length, deadline))
-        except ValueError as error:
-            raise _WorkerEnded(str(error)) from None
-        if not isinstance(reply, dict):
-            raise _WorkerEnded("a reply that is no object")
-        return reply
-
-    def _read_bytes(self, size: int, deadline: float) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            self._wait(self.output, select.POLLIN, deadline)
-            try:
-                part = os.read(self.output, min(size - len(data), 1 << 20))
-            except BlockingIOError:
-                continue
-            if not part:
-                raise _WorkerEnded(f"exit status {self.process.poll()}")
-            data += part
-        return bytes(data)
-
-    def _wait(self, file: int, event: int, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(file, event)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            self.process.stdin.write(json.dumps({**message, "timeout_s": timeout_s}).encode() + b"\n")
+            self.process.stdin.flush()
+            reply = json.loads(self.process.stdout.readline(MAX_REPLY_BYTES))
+        except (OSError, ValueError):
+            reply = None
+        finally:
+            timer.cancel()
+            timer.join()
+        if self.is_late:
             raise TimeoutError
+        if not isinstance(reply, dict):
+            raise _WorkerEnded(f"exit status {self.process.poll()}")
+        return reply
 
     def kill(self) -> None:
         """End the process and the processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill the process and free its pipes."""
+        self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # what a dead process did not read
+                    pipe.close()
 
 
 class WorkerPool:
@@ -166,12 +138,10 @@ class WorkerPool:
         except _WorkerEnded as error:
             raise DataFailure(f"the scoring process ended: {error}", code="crashed") from None
         finally:
-            if not usable:
-                worker.kill()
             with self._lock:
-                if self._closed:
-                    worker.kill()
-                else:
+                if self._closed or not usable:
+                    worker.close()
+                if not self._closed:
                     self.replaced += not usable
                     self._idle.put(worker if usable else self._spawn())
         if "error" in reply:
@@ -185,5 +155,5 @@ class WorkerPool:
         with contextlib.suppress(queue.Empty):
             while True:
                 if (worker := self._idle.get_nowait()) is not None:
-                    worker.kill()
+                    worker.close()
         self._idle.put(None)

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import ctypes
 import hashlib
+import math
 import sys
 import time
 from collections import Counter
@@ -24,24 +25,26 @@ from pixelis.actors.memory import SearchResult
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import alternate
 from pixelis.errors import BadImage, BadInput, InfraFailure, PixelisError
-from pixelis.evolution import privacy, vote
+from pixelis.evolution import privacy
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
 from pixelis.records import Experience, Feedback, Media, Question, StopReason, Trajectory, Verdict, new_id
+from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply
-from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, TextEvent, TurnEvent
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Picture, Pictures, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
 
+MAX_FRAME_RATE = 30
+"""Frames of a clip per second of the longest clip."""
 DRAIN_S = 10.0
-"""Longest wait of a gateway that stops for the work after its last replies."""
+"""Longest wait of a stopping gateway for the work after its last replies."""
 
 
 class Samples(NamedTuple):
@@ -52,7 +55,8 @@ class Samples(NamedTuple):
 
 
 class Agent:
-    """Answers questions by vote, stores the experiences, and sends confident verdicts to Evolution. Holds no model.
+    """Answers questions by vote, stores the experiences, and sends confident verdicts to Evolution. Holds no
+    model.
 
     ``memory`` is the client of the memory shards, None without any.
     """
@@ -70,7 +74,8 @@ class Agent:
         self.decoding = asyncio.Semaphore(2)
         self.pictures_in_use: WeakValueDictionary[tuple[str, bool], Picture] = WeakValueDictionary()
         self.decoded_bytes_since_trim = 0
-        caps = {name: getattr(config.serve, name) for name in ("max_video_seconds", "max_video_frames")}
+        seconds = config.serve.max_video_seconds
+        caps = {"max_video_seconds": seconds, "max_video_frames": math.ceil(MAX_FRAME_RATE * seconds)}
         self.clip_caps = config.toolbox.model_copy(update=caps)
         self.version: int | None = None
 
@@ -81,7 +86,8 @@ class Agent:
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
     async def measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
-        """The query with its clips as encoded bytes, and the size of its pictures and clips once decoded, from their headers.
+        """The query with its clips as encoded bytes, and the decoded size of its pictures and clips, read
+        from their headers.
 
         Raises BadImage for those outside the caps.
         """
@@ -140,16 +146,16 @@ class Agent:
         return self.pictures_in_use.setdefault((uri, operations), Picture(uri, height, width, ray.put(pixels), view))
 
     def return_memory(self) -> None:
-        """Return the memory of the pictures decoded since the last call to the system: glibc keeps most of what is freed."""
+        """Return the memory of decoded pictures to the system: glibc keeps most of what is freed."""
         if self.decoded_bytes_since_trim and sys.platform == "linux":
             self.decoded_bytes_since_trim = 0
             ctypes.CDLL(None).malloc_trim(0)
 
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
-        """Sample and vote. ``pictures`` are those of ``decode``, which is called if they are missing.
+        """Sample and vote. ``pictures`` are those of ``decode``, which is called without them.
 
-        Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling this
-        call cancels the rollouts.
+        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling this call cancels
+        the rollouts.
         """
         async with contextlib.aclosing(self._run(query, pictures, stream=False)) as items:
             async for item in items:
@@ -160,7 +166,7 @@ class Agent:
     async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
         """The turns of all samples and the text of the first as they happen, then the answer.
 
-        Errors of the request are raised before the first event. Closing the iterator cancels the rollouts.
+        Raises errors of the request before the first event. Closing the iterator cancels the rollouts.
         """
         async with contextlib.aclosing(self._run(query, pictures, stream=True)) as items:
             async for item in items:
@@ -217,7 +223,8 @@ class Agent:
     async def _sample(
         self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
-        """Sample once; if no answer has the format that the query requires, once more. With ``stream``, the turns first."""
+        """Sample once, and once more if no answer has the format that the query requires. With ``stream``,
+        yield turns first."""
         attempts, lights = 0, alternate(self.config.serve.augmentations, query.samples)
         # Greedy samples would fail the same way again.
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
@@ -296,20 +303,19 @@ class Agent:
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, with the words of a query that are most similar to it and its picture.
+        """The ``k`` experiences of ``user``, or of all, with the words of a query that are most similar to it
+        and its picture.
 
-        Raises BadImage as ``decode``, InfraFailure without a memory.
+        Raises BadImage, and InfraFailure without a memory.
         """
         pictures = await self.decode(query)
         question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
         return await self.retrieval.find(question, pictures.views, k, user, timeout_s)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
-        """Store feedback with an experience and send it to Evolution. Raises BadInput for an unknown id."""
         return await self.after_reply.feedback(experience_id, feedback, by)
 
     async def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Wait until the work after the replies so far is complete, at most ``timeout_s`` seconds."""
         await self.after_reply.drain(timeout_s)
 
     async def evolution_actor(self) -> ActorHandle:
@@ -331,7 +337,7 @@ def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
 
 @contextlib.contextmanager
 def _named(query: AgentQuery, id: str) -> Iterator[None]:
-    """Context in which an error gets the place in the request of the picture or clip with this id."""
+    """Add the place in the request of the picture or clip with this id to errors."""
     try:
         yield
     except BadInput as error:
@@ -340,7 +346,7 @@ def _named(query: AgentQuery, id: str) -> Iterator[None]:
 
 
 def _failure(failed: list[Trajectory]) -> PixelisError:
-    """Why no sample of a group was played to its end: a fault of the request, or of the service."""
+    """Why no sample of a group was completed: a fault of the request, or of the service."""
     causes = {t.unscored for t in failed}
     if "bad_answer" in causes:
         message = f"an earlier answer cannot be written in the policy's dialect, {failed[0].dialect}"
@@ -363,5 +369,4 @@ async def _turn_event(update: TurnUpdate, samples: int, first_attempt: int) -> T
 
 
 def data_url(png: bytes) -> str:
-    """A data URL of a PNG."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

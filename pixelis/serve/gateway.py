@@ -1,7 +1,7 @@
 """The HTTP gateway on Ray Serve. It holds no model.
 
-A question passes: host, key, content type, room, its client's rate, the body under its cap, validation, picture caps before
-decoding, a slot, the agent, the reply. Every failure is an OpenAI error without internals.
+A question passes these checks: host, key, content type, room, rate of its client, size and validity of the
+body, size of pictures before decoding, a slot. Every failure is an OpenAI error without internals.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator
 
@@ -18,7 +17,6 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private import replica
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
@@ -29,12 +27,13 @@ from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.serve.access import Shield, is_local
 from pixelis.serve.agent import Agent
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.dependencies import openapi
 from pixelis.serve.limits import burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
+from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
-from pixelis.serve.routes import agent, chat, evolution, experiences, files, health, responses
+from pixelis.serve.routes import evolution, experiences, files, health, questions, responses
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 from pixelis.telemetry import logs, tracing
@@ -44,7 +43,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 20.0
 PUBLISH_S = 5.0
 SWEEP_S = 3600.0
-"""Seconds between two searches for uploaded files that have expired."""
+"""Seconds between two searches for expired uploads."""
 SYSTEM = "System"
 """Name of the deployment whose method ``backends`` names the actors."""
 
@@ -65,7 +64,7 @@ def create_app(state: GatewayState) -> FastAPI:
     )
     app.state.gateway = state
     app.openapi = functools.cache(functools.partial(openapi, app))  # type: ignore[method-assign]
-    for routes in (chat, responses, agent, files, experiences, evolution, health):
+    for routes in (questions, responses, files, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
         add_page(app, state.config, needs_key=state.access.keys.required)
@@ -84,12 +83,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await state.agent.drain()  # store experiences and updates of the answers so far
 
 
-def _bind_to_loopback() -> None:
-    """Bind Serve's server for calls between deployments to loopback: it starts after this, and unpickles what anyone sends."""
-    bind = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", "127.0.0.1"))
-
-
 async def _publish(state: GatewayState) -> None:
     while True:
         state.counters.publish()
@@ -98,7 +91,6 @@ async def _publish(state: GatewayState) -> None:
 
 
 async def _sweep_files(state: GatewayState) -> None:
-    """Remove uploaded files that have expired, at once and every SWEEP_S."""
     while True:
         try:
             await asyncio.to_thread(state.files.sweep)
@@ -122,7 +114,7 @@ async def _follow_generators(state: GatewayState) -> None:
 
 
 async def _report_health(state: GatewayState) -> None:
-    """Send Evolution, which watches over the thresholds, the metrics that only a gateway can measure."""
+    """Send Evolution the metrics that only a gateway can measure."""
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()
@@ -139,7 +131,8 @@ async def _report_health(state: GatewayState) -> None:
 class Gateway:
     """The Serve deployment: one agent and its routes in a replica.
 
-    ``backends`` names the actors, or is a deployment whose method ``backends`` does, or the name of the application that has it.
+    ``backends`` names the actors, or is a deployment with a method ``backends`` that does, or the application
+    that has it.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -150,13 +143,13 @@ class Gateway:
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
         if is_local(config.serve.host if ":" not in config.serve.host else f"[{config.serve.host}]"):
-            _bind_to_loopback()
+            bind_calls_to_loopback()
         # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.
         sys.setswitchinterval(5e-4)
         tracing.start(config, "gateway")
         logs.start(config, "gateway")
-        name, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
-        self.state = GatewayState(config, Agent(config, backends), key_digest, name, ingress)
+        name = serve.get_replica_context().replica_id.unique_id
+        self.state = GatewayState(config, Agent(config, backends), key_digest, name)
         # The first call to an actor takes seconds, because its class is imported: make it before a request arrives.
         await self.state.agent.ready(START_TIMEOUT_S)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may start later than the gateway

@@ -5,86 +5,79 @@ The file holds SHA-256 digests. A key is 32 random bytes, so its digest can neit
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.evolution.privacy import pseudonym
+from pixelis.files import locked, replacing
 from pixelis.records import Record
 
 FILE = "keys.json"
 Scope = Literal["ask", "feedback", "steer", "read", "users"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""ask questions; give feedback; steer: promote, roll back, pause, review; read everybody's experiences and the status; users: the
-`user` of a request names one of several callers, each with an own share of updates."""
+"""ask questions; give feedback; steer: promote, roll back, pause, review; read everybody's experiences and
+the status; users: the `user` of a request names one of several callers, each with its own share of updates.
+"""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 CHECK_S = 0.5
-"""Age at which a gateway looks again whether the file has changed."""
+"""Age at which a gateway checks the file for changes again."""
 
 
 class ApiKey(Record):
-    """A key as stored. Rates are requests to all gateways of a run.dir, 0 for no limit; times in seconds since the epoch."""
+    """A key as stored; times in seconds since the epoch. Ignores the rates that version 0.1.0 stored."""
 
+    model_config = ConfigDict(extra="ignore")
     name: str = Field(pattern=NAME)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: list[Scope]
-    per_minute: int = Field(0, ge=0)
-    per_hour: int = Field(0, ge=0)
-    per_day: int = Field(0, ge=0)
     created_at: float
     revoked_at: float | None = None
 
 
 class Caller(Record):
-    """Who sends a request: ``name`` is empty for the key of the environment and for a caller of a service without keys."""
+    """The sender of a request: ``name`` is empty for the key of the environment and in a service without
+    keys."""
 
     name: str = ""
     label: str = "loopback"
     scopes: frozenset[Scope] = frozenset(SCOPES)
-    per_minute: int = 0
-    per_hour: int = 0
-    per_day: int = 0
 
     @property
     def space(self) -> str:
-        """What the stored users of this key begin with."""
+        """Prefix of the stored users of this key."""
         return f"{pseudonym(self.name)}." if self.name else ""
 
     def owner(self, user: str | None) -> str | None:
-        """The pseudonym stored with an experience that this caller's ``user`` asked for."""
+        """The pseudonym stored with experiences of this caller's ``user``."""
         return self.space + (pseudonym(user) if user else "") or None
 
     def voter(self, user: str | None) -> str:
-        """The pseudonym whose share of an update is capped: the key, or with the scope `users` each of its users."""
+        """The pseudonym whose share of an update is capped: the key, or with the scope `users` each of its
+        users."""
         return (self.owner(user) or "") if "users" in self.scopes else self.space
 
     def may_see(self, owner: str | None) -> bool:
-        """Whether an experience with this owner is this caller's or may be read by it."""
         return "read" in self.scopes or self.owns(owner)
 
     def owns(self, owner: str | None) -> bool:
-        """Whether an experience with this owner is this caller's."""
         return (owner or "").startswith(self.space) if self.name else "." not in (owner or "")
 
 
 def digest(key: str) -> bytes:
-    """SHA-256 of an API key: enough to compare, useless to a reader of an actor's arguments."""
+    """SHA-256 of an API key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def key_file(config: Config) -> Path:
-    """The file of a service's keys."""
     return Path(config.serve.keys or Path(config.run.dir) / FILE)
 
 
@@ -93,6 +86,7 @@ class KeyFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.lock = self.path.with_name(f".{self.path.name}.lock")
 
     def entries(self) -> list[ApiKey]:
         """All keys, revoked ones too; empty without a file."""
@@ -106,20 +100,19 @@ class KeyFile:
                 f"{self.path} cannot be read: {error}", fix="restore it, or move it away and create the keys again"
             ) from None
 
-    def create(self, name: str, scopes: list[Scope], per_minute: int = 0, per_hour: int = 0, per_day: int = 0) -> str:
+    def create(self, name: str, scopes: list[Scope]) -> str:
         """Store a new key and return it; nothing else can show it again. Raises BadConfig for a name in use.
 
         The name of a revoked key may be used again: the new key sees the experiences of the old one.
         """
         key = f"pxl_{secrets.token_urlsafe(32)}"
-        rates = {"per_minute": per_minute, "per_hour": per_hour, "per_day": per_day}
         try:
-            entry = ApiKey(name=name, digest=digest(key).hex(), scopes=scopes, created_at=time.time(), **rates)
+            entry = ApiKey(name=name, digest=digest(key).hex(), scopes=scopes, created_at=time.time())
         except ValidationError:
             raise BadConfig(
                 f"{name!r:.80} is no name of a key", fix="up to 64 letters, digits, dots, dashes or underscores"
             ) from None
-        with self._locked():
+        with locked(self.lock):
             keys = self.entries()
             if any(k.name == name and k.revoked_at is None for k in keys):
                 raise BadConfig(f"there is a key {name} already", fix="revoke it first, or choose another name")
@@ -127,8 +120,8 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Refuse the key from now on. Raises BadConfig when no such key is valid."""
-        with self._locked():
+        """Refuse the key from now on. Raises BadConfig if no such key is valid."""
+        with locked(self.lock):
             keys = self.entries()
             if not any(k.name == name and k.revoked_at is None for k in keys):
                 raise BadConfig(f"no valid key {name}", fix="pixelis keys list RUN_DIR")
@@ -137,27 +130,17 @@ class KeyFile:
                 [k.model_copy(update={"revoked_at": now}) if k.name == name and k.revoked_at is None else k for k in keys]
             )
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _write(self, keys: list[ApiKey]) -> None:
-        aside = self.path.with_name(f".{self.path.name}.aside")
-        aside.unlink(missing_ok=True)
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with replacing(self.path, "w", permissions=0o600) as file:
             json.dump({"keys": [k.model_dump(mode="json") for k in keys]}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.path)
 
 
 class Keys:
-    """The keys that a gateway accepts: one of the environment, with all scopes, and those of a file, which is followed.
+    """The keys that a gateway accepts: that of the environment, with all scopes, and those of a file, which
+    it follows.
 
-    ``environment`` is the digest of the former; None without one, b"" if a key is required all the same. ``variable`` names it.
+    ``environment`` is the digest of the former; None without one, b"" if a key is required all the same.
+    ``variable`` names it.
     """
 
     def __init__(self, path: Path, environment: bytes | None, variable: str):
@@ -169,12 +152,12 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a key is required: there is one in the environment, or the file has or had one."""
+        """Whether a key is required: the environment has one, or the file has or had one."""
         self._follow()
         return self._strict
 
     def caller(self, presented: bytes) -> Caller | None:
-        """The caller who presented a key of this digest; None for an unknown or revoked key."""
+        """The caller with the key of this digest; None for an unknown or revoked key."""
         self._follow()
         if not self._strict:
             return Caller()
@@ -185,7 +168,8 @@ class Keys:
         return self._callers.get(presented)
 
     def _follow(self, age_s: float = CHECK_S) -> None:
-        """Read the file if it has changed and was checked ``age_s`` ago. A damaged or vanished file leaves no key of it valid."""
+        """Read the file again if it has changed since ``age_s`` ago. A damaged or missing file leaves none of
+        its keys valid."""
         if time.monotonic() - self._checked < age_s:
             return
         self._checked = time.monotonic()
@@ -205,6 +189,5 @@ class Keys:
         self._strict = self._strict or bool(keys)
         for key in keys:
             if key.revoked_at is None:
-                rates = {"per_minute": key.per_minute, "per_hour": key.per_hour, "per_day": key.per_day}
-                caller = Caller(name=key.name, label=f"key {key.name}", scopes=frozenset(key.scopes), **rates)
+                caller = Caller(name=key.name, label=f"key {key.name}", scopes=frozenset(key.scopes))
                 self._callers[bytes.fromhex(key.digest)] = caller

@@ -19,35 +19,38 @@ from pixelis.serve.counters import Counters
 from pixelis.serve.files import FileStore
 from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
-from pixelis.serve.quotas import KeyQuota
 
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0
 MEMORY_CHECK_S = 1.0
+CACHE_TTL_S = 3600.0
+CLIENT_UPLOADS = 32
+"""Bodies that one client may be sending at once."""
+DECODED_REQUESTS = 2
+"""Requests of the largest size whose decoded pictures, of 3 bytes a pixel, may be in memory at once."""
 UPLOADS = 16
 """Bodies of the largest size that may be arriving at once."""
 STATUS_TIMEOUT_S = 2.0
-"""Timeout of calls that only inform: without an answer the reply leaves that part out."""
+"""Timeout of calls that only inform; the reply leaves a late part out."""
 
 
 class GatewayState:
     """The agent, the limits, the reply cache and the counters of a replica.
 
-    ``key_digest`` None requires no API key. ``replica`` labels the metrics. ``ingress`` is described in ``Access``.
+    ``key_digest`` None requires no API key. ``replica`` labels the metrics.
     """
 
-    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0", ingress: int = 0):
+    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0"):
         self.config, self.agent = config, agent
         self.created = int(time.time())
-        self.access = Access(config, key_digest, ingress)
+        self.access = Access(config, key_digest)
         limits = running_limit(config), waiting_limit(config), burst_limit(config)
         self.admission = Admission(*limits, live=config.serve.priority)
-        self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
-        self.pictures = ByteBudget(config.serve.max_decoded_bytes)
+        self.uploads = Uploads(CLIENT_UPLOADS, UPLOADS * config.serve.max_body_bytes)
+        self.pictures = ByteBudget(DECODED_REQUESTS * 3 * config.serve.max_request_pixels)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
-        self.key_rates: dict[tuple[str, int, int, int], KeyQuota] = {}
         self.files = FileStore(config.run.dir, config.serve.files)
-        self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
+        self.cache = ReplyCache(config.serve.cache, CACHE_TTL_S)
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
         self._health_lock = asyncio.Lock()
@@ -55,7 +58,6 @@ class GatewayState:
 
     @property
     def evolves(self) -> bool:
-        """Whether there is an Evolution actor."""
         return self.agent.backends.evolution is not None
 
     async def generator_health(self, since: float) -> list[dict[str, Any]]:
@@ -72,9 +74,10 @@ class GatewayState:
             return health
 
     async def memory_condition(self) -> tuple[str, int]:
-        """Why the memory stores nothing at present, as ``remembered`` of a reply says it; empty if it stores, or without one.
+        """Why the memory stores nothing, as ``remembered`` of a reply says it, "" if it stores; and its
+        damaged experiences.
 
-        And the number of its damaged experiences. Both are at most MEMORY_CHECK_S old.
+        Both are at most MEMORY_CHECK_S old.
         """
         memory = self.agent.memory
         if memory is None or self.config.serve.read_only:
@@ -86,14 +89,15 @@ class GatewayState:
             return self._condition[1:]
 
     async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
-        """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after ``timeout_s``."""
+        """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after
+        ``timeout_s``."""
         if not self.evolves:
             raise ApiError(404, "this service does not learn: it runs without evolution", "no_evolution")
         actor = await self.agent.evolution_actor()
         return await self.with_timeout(getattr(actor, method).remote(*args, **kwargs), timeout_s)
 
     async def read_evolution(self, method: str, default: T, *args: Any) -> T:
-        """As ``call_evolution``, but return ``default`` without an Evolution actor or an answer from it."""
+        """As ``call_evolution``, but return ``default`` without an answer."""
         if not self.evolves:
             return default
         try:
@@ -115,7 +119,7 @@ class GatewayState:
             "inside": self.admission.inside,
             "shed": self.admission.shed,
             "decoded_bytes": self.pictures.used,
-            "rate_limited": sum(limits.refused for limits in [self.rates, *(quota.limits for quota in self.key_rates.values())]),
+            "rate_limited": self.rates.refused,
             "cache_hits": self.cache.hits,
             "cache_entries": len(self.cache.replies),
             "cache_bytes": self.cache.bytes,

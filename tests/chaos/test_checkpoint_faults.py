@@ -16,7 +16,7 @@ import torch
 
 from pixelis import config
 from pixelis.errors import InfraFailure
-from pixelis.policy import checkpoint, train_step
+from pixelis.policy import checkpoint, objectives, train_step
 from pixelis.policy.samples import TrainSample
 
 RecordFigures = Callable[..., None]
@@ -153,7 +153,7 @@ FAULTS = ("nan loss", "inf loss", "nan gradient", "inf gradient")
 @pytest.fixture
 def inject(learner: train_step.Trainer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
     """A function that injects one of ``FAULTS`` into the following steps; None: no fault."""
-    original_loss, fault = train_step.policy_loss, [""]
+    original_loss, fault = objectives.policy_loss, [""]
 
     def loss(*args: object, **kwargs: object) -> tuple:
         value, sums = original_loss(*args, **kwargs)  # type: ignore[arg-type]
@@ -168,8 +168,8 @@ def inject(learner: train_step.Trainer, monkeypatch: pytest.MonkeyPatch) -> Call
         grad.view(-1)[0] = float(number)  # one value of one layer
         return grad
 
-    next(iter(learner.zero.parameters.values())).register_hook(gradient)
-    monkeypatch.setattr(train_step, "policy_loss", loss)
+    next(iter(learner.model.zero.parameters.values())).register_hook(gradient)
+    monkeypatch.setattr(objectives, "policy_loss", loss)
 
     def set_fault(name: str | None) -> None:
         fault[0] = name or ""
@@ -179,7 +179,7 @@ def inject(learner: train_step.Trainer, monkeypatch: pytest.MonkeyPatch) -> Call
 
 def bits(learner: train_step.Trainer) -> tuple[dict[str, bytes], float]:
     """Return the bytes of weights and optimizer moments, and the learning rate."""
-    state = {**learner.adapter().tensors, **{f"moment {n}": a for n, a in learner.zero.moments().items()}}
+    state = {**learner.adapter().tensors, **{f"moment {n}": a for n, a in learner.model.zero.moments().items()}}
     return {name: array.tobytes() for name, array in state.items()}, learner.lr()
 
 
@@ -192,30 +192,30 @@ def test_f15_a_non_finite_step_is_skipped_and_three_in_a_row_stop_the_run(
     row end the run, and its last checkpoint restores the same bits.
     """
     for _ in range(2):
-        assert learner.update(samples(learner.spec, 0))["policy/grad_norm"] > 0
+        assert learner.update(samples(learner.model.spec, 0))["policy/grad_norm"] > 0
     for number, fault in enumerate(FAULTS):
         before = bits(learner)
         inject(fault)
-        metrics = learner.update(samples(learner.spec, 1))
+        metrics = learner.update(samples(learner.model.spec, 1))
         assert metrics["learner/skipped"] == number + 1, fault
         assert not math.isfinite(metrics["policy/grad_norm"])
         assert bits(learner) == before, fault
         inject(None)
-        learner.update(samples(learner.spec, 2))  # a finite step resets the count
+        learner.update(samples(learner.model.spec, 2))  # a finite step resets the count
         assert bits(learner)[0] != before[0]
     saved = learner.save(tmp_path, {"consumed": 1})
     good = bits(learner)
     for fault in ("nan gradient", "inf loss"):
         inject(fault)
-        learner.update(samples(learner.spec, 3))
+        learner.update(samples(learner.model.spec, 3))
     inject("nan loss")
     with pytest.raises(InfraFailure, match="in three steps in a row") as caught:
-        learner.update(samples(learner.spec, 3))
+        learner.update(samples(learner.model.spec, 3))
     assert caught.value.code == "non_finite_steps"
     assert learner.skipped_in_a_row == 3
     assert bits(learner) == good
     inject(None)
-    learner.update(samples(learner.spec, 4))
+    learner.update(samples(learner.model.spec, 4))
     assert bits(learner)[0] != good[0]
     assert checkpoint.latest(tmp_path) == saved
     assert learner.restore(saved) == {"consumed": 1}

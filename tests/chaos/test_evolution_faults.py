@@ -21,11 +21,11 @@ import ray
 from placed_actors import wait_until
 
 from pixelis.actors import cluster
-from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator import Generator
 from pixelis.actors.memory_shard import place_shards
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, LossConfig, load
 from pixelis.datasets import cards
@@ -40,8 +40,7 @@ from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
 from pixelis.serve.agent import Agent, data_url
-from pixelis.serve.agent_types import AgentQuery, Answer
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -17,23 +17,50 @@ from test_parity import GREEDY, learner_log_probs, run_all, sample_episodes
 from tiny_policy import Maker, folder, policy, random_adapter, stock
 
 from pixelis.engines import Engine
-from pixelis.jobs.export import quantize
 from pixelis.policy.export import checkpoint_files, checkpoint_tensors, parameter_name
 from pixelis.policy.lora import merge_into
-from pixelis.policy.quantized import is_quantized_layer
 
 FAMILY = "qwen2_5_vl"
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Order of the eight 4-bit numbers in an int32 of AutoAWQ's format."""
 GROUP = 32
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
-def write_awq(base: Path, out: Path) -> None:
-    """A copy of a model in AutoAWQ's format, rounded to the nearest step of each group."""
+def is_quantized_layer(name: str) -> bool:
+    """Whether a parameter is the weight of a linear layer of the language model."""
+    inside = name.startswith("model.language_model.layers.") and name.endswith(".weight")
+    return inside and name.split(".")[-2] in LAYERS
+
+
+def write_copy(base: Path, out: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, object]) -> None:
+    """A copy of a model folder with other tensors and a `quantization_config`."""
     out.mkdir()
     for path in base.iterdir():
         if path.suffix != ".safetensors":
             shutil.copy(path, out / path.name)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / checkpoint_files(base)[0].name)
+    settings = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**settings, "quantization_config": quantization}))
+
+
+def write_int8(base: Path, out: Path) -> None:
+    """A copy in the format of llm-compressor (W8A8): weights rounded to the nearest step of each output channel."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in checkpoint_tensors(base):
+        tensors[name] = tensor
+        if is_quantized_layer(parameter_name(name)):
+            scale = (tensor.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-9)
+            tensors |= {name: (tensor.float() / scale).round().to(torch.int8), f"{name}_scale": scale}
+    weights, inputs = ({**INT8, "strategy": strategy, "dynamic": strategy == "token"} for strategy in ("channel", "token"))
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    method = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
+    write_copy(base, out, tensors, {**method, "config_groups": {"linear": group}, "ignore": ["lm_head", "re:.*visual.*"]})
+
+
+def write_awq(base: Path, out: Path) -> None:
+    """A copy of a model in AutoAWQ's format, rounded to the nearest step of each group."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in checkpoint_tensors(base):
         if not is_quantized_layer(parameter_name(name)):
@@ -45,11 +72,8 @@ def write_awq(base: Path, out: Path) -> None:
         zero = (-low / scale).round().clamp(0, 15)
         steps = (weight / scale[:, None] + zero[:, None]).round().clamp(0, 15).reshape(tensor.shape[1], -1)
         tensors |= {f"{stem}.qweight": pack(steps), f"{stem}.qzeros": pack(zero), f"{stem}.scales": scale.to(torch.bfloat16)}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / checkpoint_files(base)[0].name)
-    settings = json.loads((out / "config.json").read_text())
     own = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
-    settings["quantization_config"] = own | {"modules_to_not_convert": ["visual", "lm_head"]}
-    (out / "config.json").write_text(json.dumps(settings))
+    write_copy(base, out, tensors, own | {"modules_to_not_convert": ["visual", "lm_head"]})
 
 
 def pack(values: torch.Tensor) -> torch.Tensor:
@@ -68,10 +92,7 @@ def method(request: pytest.FixtureRequest) -> str:
 def running(method: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """vLLM with a quantised copy of the tiny model."""
     copy = tmp_path_factory.mktemp("quantised") / method
-    if method == "awq":
-        write_awq(folder(FAMILY), copy)
-    else:
-        quantize(str(folder(FAMILY)), copy)
+    (write_awq if method == "awq" else write_int8)(folder(FAMILY), copy)
     settings = policy(FAMILY, dtype="bfloat16" if method == "awq" else "float32")  # vLLM's kernels for AWQ lack float32
     yield from start("vllm", folder(FAMILY), settings, FAMILY, quantization=method, model=str(copy))
 

@@ -23,13 +23,13 @@ from pixelis.datasets import readers
 from pixelis.datasets.labels import Labels
 from pixelis.datasets.questions import read_questions
 from pixelis.evolution.updates import make_task
-from pixelis.evolution.vote import vote
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
+from pixelis.rewards.vote import vote
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 

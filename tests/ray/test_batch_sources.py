@@ -13,9 +13,10 @@ import pytest
 import ray
 import torch.distributed as dist
 
-from pixelis.actors.batch_sources import RolloutSource, UpdateSource
+from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher, WeightPublisher
 from pixelis.config import parse
 from pixelis.errors import InfraFailure

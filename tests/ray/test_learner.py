@@ -43,7 +43,7 @@ def fail(folder: Path, error: Exception) -> tuple[PixelisError, list[dict]]:
     config = load(None, [f"run.dir={folder}", "learner.max_failures=1"])
     with pytest.raises(PixelisError) as caught:
         learner.fit(TrainJob(config, FailingSource(config, error)))
-    return caught.value, events.read(folder, learner.FAILURE)
+    return caught.value, events.read(folder, events.LEARNER_FAILURE)
 
 
 def test_a_programming_error_ends_the_run_with_its_cause(tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ def test_a_failure_that_a_restart_may_fix_is_not_permanent(tmp_path: Path, monke
 
     with pytest.raises(RuntimeError):
         learner._guarded(lose_a_connection, job, "first")
-    assert [row["permanent"] for row in events.read(tmp_path, learner.FAILURE)] == [False]
+    assert [row["permanent"] for row in events.read(tmp_path, events.LEARNER_FAILURE)] == [False]
     assert learner._permanent_failure(str(tmp_path), "first") is None

@@ -20,7 +20,7 @@ def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None
         "refinement.count=16",
         "data.direct_share=0.3",
         "refinement.quality.provenance=false",
-        "refinement.quality.least=0.5",
+        "refinement.quality.min_score=0.5",
     ]
     rates = {"episodes": 3, "utility": "true", "low": 0, "high": 0.9, "margin": 0}
     overrides += [f"refinement.pass_rate.{key}={value}" for key, value in rates.items()]

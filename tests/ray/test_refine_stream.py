@@ -15,7 +15,7 @@ from pixelis.records import Demonstration
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 
 RUN = ["policy.model=nano", "telemetry.progress=false", "refinement.examples=2", "refinement.quality.provenance=false"]
-RUN += ["refinement.quality.least=0.5", "refinement.gates.replay=0.1", "refinement.gates.corrupted=0.1"]
+RUN += ["refinement.quality.min_score=0.5", "refinement.gates.replay=0.1", "refinement.gates.corrupted=0.1"]
 RUN += [f"refinement.gates.{name}=0" for name in ("total", "per_task", "critical", "level_share", "level_tasks")]
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from pixelis.config import Config, load
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows
+from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, SourceRows
 from pixelis.datasets.synthesis.sample_builder import SampleBuilder
 from pixelis.errors import PixelisError
 from pixelis.jobs import synthesize
@@ -26,14 +26,12 @@ from pixelis.records import Demonstration, Question
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TASK = {"target_sample_count": 40, "source_datasets": ["digits"]}
+TASK = {"target_sample_count": 200, "source_datasets": ["digits"]}
 SETTINGS = {
-    "datasources": {"digits": {"path": "packaged:digits?split=train&count=60&seed=3"}},
+    "datasources": {"digits": {"path": "packaged:digits?split=train&count=300&seed=3"}},
     "tasks": {"detail_perception": TASK},
     "corrections": ["recrop_once", "oversized_zoom", "repaired_call"],
-    "shard": 4,
     "workers": 1,
-    "keep_annotations": False,
 }
 
 
@@ -46,7 +44,7 @@ def plain_loop(config: Config) -> list[str]:
     scheduler, rows = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed), SourceRows(config.synthesis)
     maker = SampleBuilder(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
     while scheduler.completed < scheduler.target and scheduler.plan(rows):
-        while scheduler.completed < scheduler.target and (left := scheduler.left()[: config.synthesis.shard]):
+        while scheduler.completed < scheduler.target and (left := scheduler.left()[:SHARD]):
             outcomes: list[tuple[Demonstration | None, str]] = []
             for attempt in left:
                 question = Question.model_validate_json(str(rows.get(attempt.source, attempt.row)))
@@ -104,6 +102,6 @@ def test_a_synthesis_with_a_killed_driver_and_worker_gives_the_same_samples(ray_
     assert lines(folder) == expected
     samples = [json.loads(line) for line in expected]
     assert len({row["id"] for row in samples}) == len(samples) == TASK["target_sample_count"]
-    assert summary["kinds"]["self_correction"] == 8
+    assert summary["kinds"]["self_correction"] == 40
     assert len(read_demonstrations(str(folder / "samples"), 10, 0, 0.0)) == 10
     assert synthesize.run(config)["samples"] == summary["samples"]

@@ -24,8 +24,8 @@ from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.group_views import is_whole
 from pixelis.config import Config
 from pixelis.errors import BadImage, InfraFailure
-from pixelis.memory.vectors import combine
 from pixelis.records import Action, Group, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records.vectors import combine
 
 KEY = "test-key-4711"
 

@@ -17,8 +17,8 @@ from scripted import Deployed
 
 from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.evolution.updates import make_task
-from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
+from pixelis.rewards.vote import majority
 
 pytestmark = pytest.mark.slow
 

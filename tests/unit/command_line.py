@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 
 from pixelis.jobs import cli
@@ -16,3 +19,8 @@ def pixelis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     except SystemExit as left:
         code = int(left.code or 0)
     return code, *capsys.readouterr()
+
+
+def job_of(name: str) -> Any:
+    """The module of a job."""
+    return importlib.import_module(f"pixelis.jobs.{name}")

@@ -12,8 +12,8 @@ from pixelis.config.evolution import EvolutionConfig, VotingConfig
 from pixelis.errors import BadInput
 from pixelis.evaluation.calibration import bins, calibration_error, fit
 from pixelis.evolution.gate import gate
-from pixelis.evolution.vote import INSUFFICIENT, probability, vote
 from pixelis.records import Question, StopReason, Trajectory, Turn
+from pixelis.rewards.vote import INSUFFICIENT, probability, vote
 
 UNIT = st.floats(0, 1)
 

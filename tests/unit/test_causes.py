@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pixelis.actors.report import choose
+from pixelis.actors.evaluation_report import choose_with_causes as choose
 from pixelis.datasets.card_questions import question_row
 from pixelis.datasets.cards import scene_of as scene
 from pixelis.datasets.cards import zoom_box

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pixelis.actors.report import choose_wrong
+from pixelis.actors.evaluation_report import choose_wrong
 from pixelis.config import parse
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
@@ -17,6 +17,7 @@ from pixelis.evaluation.clusters import EXAMPLES, balanced_vectors, cluster_vect
 from pixelis.evaluation.metrics import summarise
 from pixelis.evaluation.samples import breakdown
 from pixelis.jobs.dry_run import check_inputs
+from pixelis.jobs.evaluate import inputs
 from pixelis.records import Group, ImageView, Question, StopReason, Trajectory
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.report import render_report
@@ -194,9 +195,9 @@ def test_too_few_questions_are_refused_before_and_by_a_dry_run(tmp_path, capsys)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"id": "q{i}", "question": "What?", "answers": ["a"]}}\n' for i in range(7)))
     keys = {"data": {"evaluate": str(rows)}, "policy": {"model": "nano"}}
-    check_inputs(parse({**keys, "evaluate": {"clusters": 3}}), "evaluate")
+    check_inputs(inputs(parse({**keys, "evaluate": {"clusters": 3}})))
     with pytest.raises(BadInput, match=r"has 7 questions, too few for evaluate\.clusters=4"):
-        check_inputs(parse({**keys, "evaluate": {"clusters": 4}}), "evaluate")
+        check_inputs(inputs(parse({**keys, "evaluate": {"clusters": 4}})))
 
 
 @pytest.mark.slow

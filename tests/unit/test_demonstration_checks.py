@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_policy
+from command_line import job_of
 from PIL import Image
 
 from pixelis.actors.rollouts import Rollouts
@@ -96,18 +97,18 @@ FAULTS: list[tuple[dict[str, str], tuple[str, ...]]] = [
 def test_a_dry_run_names_the_row_that_cannot_be_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, key: str, change: dict[str, str], words: tuple[str, ...]
 ) -> None:
-    source = write(tmp_path, {}, change, {})
+    source, inputs = write(tmp_path, {}, change, {}), job_of(kind).inputs
     with pytest.raises(BadInput) as caught:
-        check_inputs(job(tmp_path, key, source), kind)
+        check_inputs(inputs(job(tmp_path, key, source)))
     assert all(word in caught.value.message for word in ("rows.jsonl, row 2 (t1): ", *words))
-    check_inputs(job(tmp_path, key, source, probe_rows=0), kind)
+    check_inputs(inputs(job(tmp_path, key, source, probe_rows=0)))
     if key == "evaluate":  # a held-out set must be complete
         return
     capsys.readouterr()
-    check_inputs(job(tmp_path, key, source, max_bad_rows=1), kind)
+    check_inputs(inputs(job(tmp_path, key, source, max_bad_rows=1)))
     assert "rows.jsonl, row 2 (t1): " in capsys.readouterr().err
     with pytest.raises(BadInput, match="2 bad rows"):
-        check_inputs(job(tmp_path, key, write(tmp_path, change, change, {}), max_bad_rows=1), kind)
+        check_inputs(inputs(job(tmp_path, key, write(tmp_path, change, change, {}), max_bad_rows=1)))
 
 
 def test_a_run_logs_the_row_of_a_question_that_cannot_be_shown(tmp_path: Path) -> None:

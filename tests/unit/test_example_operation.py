@@ -12,7 +12,7 @@ import skimage.data
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.jobs.dry_run import checks
+from pixelis.jobs import rft
 from pixelis.operations import Scene, execute, select
 from pixelis.records import Action, ImageView
 
@@ -76,10 +76,10 @@ class Late(Good):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Unbound", "run is no classmethod"),
-        ("Short", "run does not take arguments, target and scene"),
-        ("Silent", "its description is empty"),
-        ("Dict", "Arguments are not derived from OperationArguments"),
+        ("Unbound", "is no classmethod"),
+        ("Short", "arguments, target and scene"),
+        ("Silent", "lacks description"),
+        ("Dict", "not derived from OperationArguments"),
     ],
 )
 def test_faults_of_own_operations_are_found_before_a_call(tmp_path, name: str, message: str):
@@ -94,7 +94,7 @@ def test_a_dry_run_checks_own_operations(tmp_path, capsys, name: str, code: int,
     (tmp_path / "own.py").write_text(OWN)
     keys = ["configs/nano/rft.yaml", f'toolbox.operations=["{tmp_path}/own.py:{name}"]', "--dry-run"]
     with pytest.raises(SystemExit) as left:
-        config.from_command_line("Doc.", "rft", keys, check=checks("rft"))
+        config.from_command_line("Doc.", "rft", keys, check=rft.check)
     assert (left.value.code or 0) == code
     assert message in capsys.readouterr().err
 

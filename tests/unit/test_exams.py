@@ -15,7 +15,7 @@ from test_readers import only, png, put, read
 from pixelis.config import parse
 from pixelis.datasets.questions import read_rows
 from pixelis.errors import BadInput, MissingFile
-from pixelis.jobs.dry_run import inputs
+from pixelis.jobs.evaluate import inputs
 from pixelis.records import Question
 from pixelis.rewards.mmmu import chosen_option, list_text, mmmu_open
 from pixelis.rewards.scorers import case_of, find_scorer
@@ -190,7 +190,7 @@ def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: 
         grade(case_of(question, "x = -1", question.answers or []), services)
     assert error.value.code == "no_judge"
     services.close()
-    (check,) = [read for key, _, read in inputs(config, "evaluate") if key == "data.evaluate"]
+    (check,) = [read for key, _, read in inputs(config) if key == "data.evaluate"]
     with pytest.raises(BadInput, match="needs a judge"):
         check(config.data.evaluate)
 

@@ -17,7 +17,7 @@ from pixelis.policy.train_step import Trainer
 
 
 def state_of(learner: Trainer) -> dict[str, np.ndarray]:
-    return {**learner.adapter().tensors, **learner.zero.moments()}
+    return {**learner.adapter().tensors, **learner.model.zero.moments()}
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -27,11 +27,11 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_the_measured_kl_is_that_from_the_recorded_policy():
     samples = batch()
     with trainer() as learner:
-        for sample, own in zip(samples, learner.log_probs(samples), strict=True):
+        for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
             sample.log_probs[sample.mask] = own
-        assert learner.behaviour_kl(samples) == pytest.approx(0, abs=1e-12)
+        assert learner.model.behaviour_kl(samples) == pytest.approx(0, abs=1e-12)
         metrics = learner.update(samples, lr=1e-3, kl_limit=1.0)
-        r = np.concatenate([new - s.log_probs[s.mask] for s, new in zip(samples, learner.log_probs(samples), strict=True)])
+        r = np.concatenate([new - s.log_probs[s.mask] for s, new in zip(samples, learner.model.log_probs(samples), strict=True)])
         assert metrics["evolve/kl"] == pytest.approx(float(np.mean(np.exp(r) - 1 - r)), rel=1e-4)
         assert metrics["evolve/kl"] > 1e-6
         assert (metrics["policy/lr"], metrics["evolve/skipped"]) == (1e-3, 0)
@@ -43,7 +43,7 @@ def test_the_measured_kl_is_that_from_the_recorded_policy():
 def test_a_step_too_far_changes_nothing(stage: int, full: bool):
     samples = batch(3)
     with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)) as learner:
-        for sample, own in zip(samples, learner.log_probs(samples), strict=True):
+        for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
             sample.log_probs[sample.mask] = own
         start = learner.adapter().tensors
         assert learner.update(samples, lr=0.5, kl_limit=0.1)["evolve/skipped"] == 1  # before there are moments
@@ -114,7 +114,7 @@ def test_a_reset_discards_everything_learnt_since():
         learner.reset_to(None)
         bare = stock()
         with torch.no_grad():
-            assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.log_probs(samples[:1])[0]).max() < 1e-4
+            assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]).max() < 1e-4
         with pytest.raises(BadInput, match="rank"):
             learner.reset_to(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
     with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="base model"):

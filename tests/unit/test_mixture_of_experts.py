@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import job_of
 from safetensors.torch import load_file, save_file
 from tiny_policy import Maker, folder, policy, spec, stock, stock_log_probs
 from torch.utils.flop_counter import FlopCounterMode
@@ -40,14 +41,14 @@ def train(full: bool) -> tuple[Adapter, list[TrainSample], list[np.ndarray], set
     try:
         base = stock(FAMILY)
         with torch.no_grad():
-            for sample, values in zip(samples, trainer.log_probs(samples), strict=True):
+            for sample, values in zip(samples, trainer.model.log_probs(samples), strict=True):
                 np.testing.assert_allclose(values, stock_log_probs(base, sample).numpy(), atol=1e-4)
-        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        before = {name: p.detach().clone() for name, p in trainer.model.network.named_parameters()}
         losses = [trainer.update(samples, "sft")["policy/loss"] for _ in range(3)]
         assert losses == sorted(losses, reverse=True)
         assert np.isfinite(trainer.update(samples)["policy/grad_norm"])
-        changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)}
-        return trainer.adapter(), samples, trainer.log_probs(samples), changed
+        changed = {name for name, p in trainer.model.network.named_parameters() if not torch.equal(before[name], p)}
+        return trainer.adapter(), samples, trainer.model.log_probs(samples), changed
     finally:
         trainer.close()
 
@@ -120,7 +121,7 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted) ->
     samples = asyncio.run(body())
     trainer = Trainer(settings, LEARNER, total_steps=1, device="cpu", temperature=0.7, adapter=adapter)
     try:
-        for sample, values in zip(samples, trainer.log_probs(samples), strict=True):
+        for sample, values in zip(samples, trainer.model.log_probs(samples), strict=True):
             np.testing.assert_allclose(values, sample.log_probs[sample.mask], atol=1e-4)
     finally:
         trainer.close()
@@ -149,8 +150,8 @@ def test_memory_is_estimated_and_vllm_is_refused_by_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(("job", "refused"), [("rft", True), ("serve", True), ("sft", False)])
 def test_a_dry_run_refuses_experts_on_vllm(job: str, refused: bool) -> None:
     settings = config.load(None, [f"policy.model={folder(FAMILY)}", "engine.name=vllm"])
-    findings = [f for f in plan.check(settings, job) if f.subject == "engine"]
+    findings = [f for f in plan.check(settings, job_of(job).needs(settings)) if f.subject == "engine"]
     assert [f.level for f in findings] == ["error"] * refused
     assert all("set engine.name=hf" in f.text for f in findings)
     dense = config.load(None, [f"policy.model={folder('qwen3_vl')}", "engine.name=vllm"])
-    assert not [f for f in plan.check(dense, job) if f.subject == "engine"]
+    assert not [f for f in plan.check(dense, job_of(job).needs(dense)) if f.subject == "engine"]

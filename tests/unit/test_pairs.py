@@ -10,7 +10,7 @@ import pytest
 
 from pixelis import config
 from pixelis.config.presets.rewards import REWARD_PRESETS
-from pixelis.jobs.dry_run import checks
+from pixelis.jobs import rft
 
 TABLE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 PAIRS = re.findall(r"`(rft\.algorithm=\S+ rewards\.preset=\S+?)(?: [^`]*)?`[^|]*\| `(\w+)` \|", TABLE)
@@ -19,7 +19,7 @@ JUDGE = ("rewards.judge.url=http://127.0.0.1:9/v1", "rewards.judge.model=m", "re
 
 def dry_run(*argv: str) -> int:
     with pytest.raises(SystemExit) as left:
-        config.from_command_line("Doc.", "rft", ["configs/nano/rft.yaml", *argv, "--dry-run"], check=checks("rft"))
+        config.from_command_line("Doc.", "rft", ["configs/nano/rft.yaml", *argv, "--dry-run"], check=rft.check)
     return int(left.value.code or 0)
 
 

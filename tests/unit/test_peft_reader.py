@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import job_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_train_step import batch, trainer
@@ -18,7 +19,6 @@ from tiny_policy import LORA, folder, policy, random_adapter, stock, stock_log_p
 from pixelis.config import load
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs import export as job
-from pixelis.jobs.dry_run import inputs
 from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.lora import BaseWeights, merge_into
 
@@ -104,7 +104,7 @@ def test_training_continues_from_it_in_more_layers_too(tmp_path: Path) -> None:
     model = saved("qwen3_vl", tmp_path, use_rslora=True)
     samples = batch(3)
     with trainer(adapter=load_adapter(tmp_path)) as learner:  # with adapters on seven kinds of layers
-        for sample, values in zip(samples, learner.log_probs(samples), strict=True):
+        for sample, values in zip(samples, learner.model.log_probs(samples), strict=True):
             with torch.no_grad():
                 expected = stock_log_probs(model.base_model.model, sample).numpy()
             assert abs(values - expected).max() < 1e-5
@@ -190,7 +190,7 @@ def test_a_dry_run_says_what_training_with_it_needs(tmp_path: Path) -> None:
 
     def check(job: str, family: str, *more: str) -> None:
         values = [f"policy.model={folder(family)}", f"policy.adapter={tmp_path}", *more]
-        ((path, read),) = [(path, read) for key, path, read in inputs(load(None, values), job) if key == "policy.adapter"]
+        ((path, read),) = [(path, read) for key, path, read in job_of(job).inputs(load(None, values)) if key == "policy.adapter"]
         read(path)
 
     fits = ["policy.lora.rank=4", "policy.lora.alpha=8", "policy.lora.vision_tower=true"]

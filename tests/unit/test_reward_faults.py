@@ -40,7 +40,7 @@ def longest(monkeypatch):
         try:
             return exchange(self, message, timeout_s)
         finally:
-            if "warm" not in message["task"]:
+            if message["task"] not in ("warm_math", "start"):
                 seconds[0] = max(seconds[0], time.monotonic() - started)
 
     monkeypatch.setattr(worker_pool._Worker, "_exchange", timed)

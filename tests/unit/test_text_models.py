@@ -58,12 +58,12 @@ def test_training_equals_transformers_and_its_exports_load_there(family: str, tm
     own = AutoModelForCausalLM.from_pretrained(base)
     trainer = Trainer(policy=policy(family), learner=LEARNER, total_steps=10, device="cpu")
     try:
-        for s, measured in zip(samples, trainer.log_probs(samples), strict=True):
+        for s, measured in zip(samples, trainer.model.log_probs(samples), strict=True):
             np.testing.assert_allclose(measured, stock_log_probs(own, spec, s), atol=1e-4)
         losses = [trainer.update(samples, "sft")["policy/loss"] for _ in range(4)]
         assert losses == sorted(losses, reverse=True)
         assert np.isfinite(trainer.update(samples)["policy/grad_norm"])
-        adapter, expected = trainer.adapter(), trainer.log_probs(samples)
+        adapter, expected = trainer.adapter(), trainer.model.log_probs(samples)
     finally:
         trainer.close()
     assert all(name.startswith("model.language_model.layers.") for name in adapter.tensors)
@@ -141,4 +141,3 @@ def test_pictures_are_refused_with_the_way_out(family: str, tmp_path: Path) -> N
         r.prompt(Question(id="q", question="What?"), [ImageView(id="img0", view_size=(56, 56))])
     arch = Architecture(str(tmp_path / "tiny"))
     assert (arch.vision, arch.vision_parameters, arch.family) == (None, 0, family)
-    assert len(arch.single_layer(LORA).model.language_model.layers) == 1

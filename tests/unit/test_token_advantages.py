@@ -91,7 +91,7 @@ def test_a_token_of_reinforce_pp_pays_for_the_divergence_from_it_on() -> None:
     assert settings.by_token
     samples = batch(4)
     with trainer(loss=settings.loss, adapter=random_adapter()) as learner:
-        divergences = learner.token_kl(samples)
+        divergences = learner.model.token_kl(samples)
         metrics = prepared(learner, samples, settings)
         for index, (sample, kl) in enumerate(zip(samples, divergences, strict=True)):
             expected = index % 2 - 0.01 * np.cumsum(kl[::-1], dtype=np.float64)[::-1]
@@ -136,11 +136,11 @@ def test_ppo_resumes_exactly_and_steps_the_same_however_its_batch_is_packed(tmp_
     with trainer(loss=loss, critic=critic) as learner:
         unsplit = step(learner)
         learner.save(tmp_path)
-        expected = step(learner), learner.critic.tensors()  # type: ignore[union-attr]
+        expected = step(learner), learner.model.critic.tensors()  # type: ignore[union-attr]
     (folder,) = (tmp_path / "checkpoints").iterdir()
     with trainer(loss=loss, critic=critic) as resumed:
         resumed.restore(folder)
-        repeated = step(resumed), resumed.critic.tensors()  # type: ignore[union-attr]
+        repeated = step(resumed), resumed.model.critic.tensors()  # type: ignore[union-attr]
     assert {k: v for k, v in repeated[0].items() if k.startswith(("policy", "critic"))} == {
         k: v for k, v in expected[0].items() if k.startswith(("policy", "critic"))
     }
@@ -155,17 +155,17 @@ def test_ppo_resumes_exactly_and_steps_the_same_however_its_batch_is_packed(tmp_
 def test_the_kl_weight_follows_its_target_and_is_resumed(tmp_path: Path) -> None:
     loss = config.LossConfig(kl=0.1, kl_target=1e-9)
     with trainer(loss=loss, adapter=random_adapter()) as learner:
-        learner.reference = Trainer(policy(), LEARNER, loss, total_steps=1, device="cpu").reference
+        learner.model.reference = Trainer(policy(), LEARNER, loss, total_steps=1, device="cpu").model.reference
         learner.update(batch())
         assert learner.update(batch())["policy/kl_weight"] == pytest.approx(0.1 * 1.02)
-        assert learner.kl_coefficient == pytest.approx(0.1 * 1.02**2)
-        learner.adapt_kl(0.0)
-        assert learner.kl_coefficient == pytest.approx(0.1 * 1.02**2 * 0.98)
+        assert learner.rft.kl_coefficient == pytest.approx(0.1 * 1.02**2)
+        learner.rft.adapt_kl(0.0)
+        assert learner.rft.kl_coefficient == pytest.approx(0.1 * 1.02**2 * 0.98)
         learner.save(tmp_path)
         (folder,) = (tmp_path / "checkpoints").iterdir()
     with trainer(loss=loss, adapter=random_adapter()) as resumed:
         resumed.restore(folder)
-        assert resumed.kl_coefficient == pytest.approx(0.1 * 1.02**2 * 0.98)
+        assert resumed.rft.kl_coefficient == pytest.approx(0.1 * 1.02**2 * 0.98)
     with pytest.raises(BadConfig, match="must start above 0"):
         config.load(None, ["rft.loss.kl_target=0.1"])
 

@@ -28,7 +28,7 @@ from tiny_policy import (
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
-from pixelis.policy import checkpoint, train_step
+from pixelis.policy import checkpoint, objectives
 from pixelis.policy.adapters import load_adapter, save_adapter, to_bfloat16, to_float32
 from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_into
 from pixelis.policy.samples import TrainSample
@@ -100,33 +100,33 @@ def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str
         metrics = [learner.update(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
         assert metrics[0]["learner/micro_batches"] > 1
         assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
-        check_same_training(learner.adapter().tensors, learner.zero.moments(), weights, moments, SAME)
+        check_same_training(learner.adapter().tensors, learner.model.zero.moments(), weights, moments, SAME)
         assert metrics[0]["learner/tokens"] == sum(len(s.tokens) for s in samples)
         assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
 
 
 def test_only_adapters_change_and_the_published_ones_are_those():
     with trainer(seed=1) as learner:
-        frozen = {n: p.clone() for n, p in learner.model.named_parameters() if not p.requires_grad}
+        frozen = {n: p.clone() for n, p in learner.model.network.named_parameters() if not p.requires_grad}
         first = learner.adapter()
         learner.update(batch())
-        assert all(torch.equal(p, frozen[n]) for n, p in learner.model.named_parameters() if n in frozen)
+        assert all(torch.equal(p, frozen[n]) for n, p in learner.model.network.named_parameters() if n in frozen)
         assert learner.adapter().sha256() != first.sha256()
         merged = stock()
         merge_into(merged, BaseWeights(), learner.adapter())
         samples = batch(3, seed=8)
         with torch.no_grad():
-            for sample, values in zip(samples, learner.log_probs(samples), strict=True):
+            for sample, values in zip(samples, learner.model.log_probs(samples), strict=True):
                 assert np.abs(stock_log_probs(merged, sample).numpy() - values).max() < 1e-4
 
 
 def test_dropout_applies_to_training_but_not_to_measurements():
     samples = batch(3)
     with trainer(policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()) as dropping:
-        measured = dropping.log_probs(samples)
+        measured = dropping.model.log_probs(samples)
         loss_with_dropout = dropping.update(samples, "sft")["policy/loss"]
     with trainer(adapter=random_adapter()) as plain:
-        expected, loss = plain.log_probs(samples), plain.update(samples, "sft")["policy/loss"]
+        expected, loss = plain.model.log_probs(samples), plain.update(samples, "sft")["policy/loss"]
     assert all(np.array_equal(a, b) for a, b in zip(measured, expected, strict=True))
     assert abs(loss_with_dropout - loss) > 1e-4
 
@@ -173,12 +173,12 @@ def test_a_checkpoint_of_the_model_alone_resumes_with_new_moments(tmp_path: Path
         resumed.restore(checkpoint.latest(tmp_path / "model"))
         assert resumed.adapter().sha256() == weights.sha256()
         assert resumed.step_count == 2
-        assert resumed.zero.moments().get("step", np.zeros(1))[0] == 0
+        assert resumed.model.zero.moments().get("step", np.zeros(1))[0] == 0
         assert resumed.update(samples)["policy/loss"] == pytest.approx(expected["policy/loss"], abs=1e-5)
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkeypatch: pytest.MonkeyPatch):
-    healthy = train_step.policy_loss
+    healthy = objectives.policy_loss
 
     def broken(*args: object, **kwargs: object):
         loss, sums = healthy(*args, **kwargs)  # type: ignore[arg-type]
@@ -187,25 +187,25 @@ def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkey
     for stage in (0, 1):
         with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage})) as learner:
             learner.update(batch())
-            before, moments = learner.adapter().tensors, learner.zero.moments()
-            monkeypatch.setattr(train_step, "policy_loss", broken)
+            before, moments = learner.adapter().tensors, learner.model.zero.moments()
+            monkeypatch.setattr(objectives, "policy_loss", broken)
             metrics = learner.update(batch())
             assert metrics["learner/skipped"] == 1
             assert np.isnan(metrics["policy/grad_norm"])
             assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
-            assert all(np.array_equal(a, moments[n]) for n, a in learner.zero.moments().items())
-            monkeypatch.setattr(train_step, "policy_loss", healthy)
+            assert all(np.array_equal(a, moments[n]) for n, a in learner.model.zero.moments().items())
+            monkeypatch.setattr(objectives, "policy_loss", healthy)
             good = learner.update(batch())  # a good step in between starts the count again
             assert good["policy/grad_norm"] > 0
             assert good["learner/skipped"] == 1
-            monkeypatch.setattr(train_step, "policy_loss", broken)
+            monkeypatch.setattr(objectives, "policy_loss", broken)
             learner.update(batch())
             learner.update(batch())
             before = learner.adapter().tensors
             with pytest.raises(InfraFailure, match="in three steps in a row"):
                 learner.update(batch())
             assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
-            monkeypatch.setattr(train_step, "policy_loss", healthy)
+            monkeypatch.setattr(objectives, "policy_loss", healthy)
 
 
 def test_samples_without_advantage_cost_nothing_but_count():
@@ -217,8 +217,8 @@ def test_samples_without_advantage_cost_nothing_but_count():
         assert (short["learner/trained_sequences"], full["learner/trained_sequences"]) == (3, 6)
         assert short["learner/sequences"] == full["learner/sequences"] == 6
         assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-5)
-        moments = all_of_them.zero.moments()
-        check_same_training(one.adapter().tensors, one.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
+        moments = all_of_them.model.zero.moments()
+        check_same_training(one.adapter().tensors, one.model.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
         for sample in samples:
             sample.advantage = 0.0
         before = one.adapter().sha256()
@@ -247,14 +247,14 @@ def test_the_kl_term_measures_the_distance_from_the_starting_policy():
         assert first["policy/kl"] == pytest.approx(0, abs=1e-9)
         later = [learner.update(samples)["policy/kl"] for _ in range(3)][-1]
         assert later > 1e-5
-        own, new = learner.adapter().tensors, learner.log_probs(samples)
-        with learner.zero.using(learner.reference or {}):
-            old = learner.log_probs(samples)
+        own, new = learner.adapter().tensors, learner.model.log_probs(samples)
+        with learner.model.zero.using(learner.model.reference or {}):
+            old = learner.model.log_probs(samples)
         assert all(np.array_equal(a, own[n]) for n, a in learner.adapter().tensors.items())
         d = np.concatenate(old) - np.concatenate(new)
         expected = float(np.mean(np.exp(d) - d - 1))
         assert learner.update(samples)["policy/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
-        learner.reference = learner.zero.shards()
+        learner.model.reference = learner.model.zero.shards()
         assert learner.update(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
 
 
@@ -291,14 +291,14 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
     samples[1].views, samples[2].advantage = [], 0.0  # one that is dropped and one that is not computed
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(learner=small) as first, trainer(learner=small) as alone:
-        old = first.log_probs(samples)
+        old = first.model.log_probs(samples)
         assert [len(o) for o in old] == [s.policy_tokens if s.views else 0 for s in samples]
         with_old, without_old = first.update(samples, old=old), alone.update(samples)
         assert with_old["policy/loss"] == pytest.approx(without_old["policy/loss"], abs=1e-5)
         assert (with_old["policy/clipped"], without_old["policy/ratio_max"]) == (0, 1)
         assert with_old["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
         # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
-        repeated = first.update(samples, old=[o - 1 for o in first.log_probs(samples)])
+        repeated = first.update(samples, old=[o - 1 for o in first.model.log_probs(samples)])
         assert repeated["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
         trained = [s for s in samples if s.views and s.advantage]
         likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(s.policy_tokens for s in trained)
@@ -311,7 +311,7 @@ def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
     samples, metrics = batch(4), []
     for rows, row_tokens in ((2, 512), (1, 96)):
         with trainer(loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})) as learner:
-            old = [o + 0.01 for o in learner.log_probs(samples)]
+            old = [o + 0.01 for o in learner.model.log_probs(samples)]
             metrics.append(learner.update(samples, old=old))
     unsplit, split = metrics
     assert split["learner/micro_batches"] > unsplit["learner/micro_batches"]
@@ -326,14 +326,14 @@ def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
     samples = batch()
     samples[1].views = []
     with trainer(loss=loss, adapter=random_adapter()) as learner:
-        before = learner.log_probs(samples)
+        before = learner.model.log_probs(samples)
         expected = [float((s.log_probs[s.mask] - b).sum()) if len(b) else None for s, b in zip(samples, before, strict=True)]
         metrics = learner.update(samples)
         assert "policy/kl" not in metrics  # it is no term of the loss
-        for kl, value in zip(learner.kl_to_reference(samples), expected, strict=True):
+        for kl, value in zip(learner.model.kl_to_reference(samples), expected, strict=True):
             assert kl == (None if value is None else pytest.approx(value, abs=1e-3))
     with trainer() as without, pytest.raises(BadConfig, match="no reference"):
-        without.kl_to_reference(samples)
+        without.model.kl_to_reference(samples)
 
 
 def test_an_entropy_bonus_trains_samples_without_advantage():
@@ -351,22 +351,22 @@ def test_an_entropy_bonus_trains_samples_without_advantage():
 def test_training_all_parameters_reaches_the_vision_tower(family: str):
     with trainer(family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})) as learner:
         samples = batch(4, family)
-        visual = next(p for n, p in learner.model.named_parameters() if ".visual." in n and n.endswith("weight"))
+        visual = next(p for n, p in learner.model.network.named_parameters() if ".visual." in n and n.endswith("weight"))
         before = visual.detach().clone()
         losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(4)]
         assert losses == sorted(losses, reverse=True)
         assert not torch.equal(before, visual)
         assert learner.adapter().kind == "full"
-        assert learner.features is None
+        assert learner.model.features is None
         merged = stock(family)
         merge_into(merged, BaseWeights(), learner.adapter())
         with torch.no_grad():
-            difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-4
-        trained, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
+        trained, measured = learner.adapter(), learner.model.log_probs(samples[:1])[0]
     with trainer(family, policy=policy(family, full=True), adapter=trained) as resumed:
         assert resumed.adapter().sha256() == trained.sha256()
-        assert np.array_equal(resumed.log_probs(samples[:1])[0], measured)
+        assert np.array_equal(resumed.model.log_probs(samples[:1])[0], measured)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -374,11 +374,11 @@ def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_lea
     with trainer() as learner:
         samples = batch(4)
         learner.update(samples, "sft")
-        start, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
+        start, measured = learner.adapter(), learner.model.log_probs(samples[:1])[0]
     settings = policy(lora=LORA.model_copy(update={"vision_tower": True}))
     staged = LEARNER.model_copy(update={"zero_stage": stage})
     with trainer(policy=settings, learner=staged, adapter=start, ema=0.5) as learner:
-        assert np.abs(learner.log_probs(samples[:1])[0] - measured).max() < 1e-5, "the product of new layers is 0"
+        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, "the product of new layers is 0"
         before = learner.adapter()
         assert start.tensors.keys() < before.tensors.keys()
         for _ in range(2):
@@ -386,14 +386,14 @@ def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_lea
         published = learner.served()
         changed = {n for n, values in published.tensors.items() if not np.array_equal(values, before.tensors[n])}
         assert {n for n in before.tensors if ".visual." in n and n.endswith(".B")} <= changed
-        assert learner.features is None
+        assert learner.model.features is None
         merged = stock()
         merge_into(merged, BaseWeights(), learner.adapter())
         with torch.no_grad():
-            difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-4
         learner.reset_to(start)
-        assert np.abs(learner.log_probs(samples[:1])[0] - measured).max() < 1e-5, "nothing learnt is left"
+        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, "nothing learnt is left"
         learner.reset_to(published)
         assert learner.adapter().sha256() == published.sha256()
     with pytest.raises(BadInput, match="visual"), trainer(adapter=published):
@@ -405,21 +405,21 @@ def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
     settings = policy(full=full, freeze_vision_tower=True)
     samples = batch(4)
     with trainer(policy=settings) as learner:
-        parameters = dict(learner.model.named_parameters())
+        parameters = dict(learner.model.network.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
         for _ in range(2):
             learner.update(samples, "sft")
         changed = {name for name, p in parameters.items() if not torch.equal(before[name], p)}
         assert not any(".visual." in name for name in changed)
         assert changed == {name for name, p in parameters.items() if p.requires_grad}
-        assert learner.features is not None
-        assert learner.features.misses > 0, "the features of a frozen tower are computed once"
+        assert learner.model.features is not None
+        assert learner.model.features.misses > 0, "the features of a frozen tower are computed once"
         published = learner.served()
         assert not any(".visual." in name for name in published.tensors)
         merged = stock()
         merge_into(merged, BaseWeights(), published)
         with torch.no_grad():
-            difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-4
     if full:
         with pytest.raises(BadInput, match="visual") as error, trainer(policy=policy(full=True), adapter=published):

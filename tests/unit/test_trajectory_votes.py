@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_voting import NOW, QUESTION, voting
 
-from pixelis.evolution.action_similarity import action_similarity
 from pixelis.evolution.gate import gate
-from pixelis.evolution.vote import ABSTAINED, vote
 from pixelis.records import Action, Trajectory, Turn
+from pixelis.rewards.vote import ABSTAINED, action_similarity, vote
 
 
 def zoom(*box: float) -> Action:

@@ -17,7 +17,6 @@ from pixelis.config import RewardsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.evolution.updates import agreeing, make_task
-from pixelis.evolution.vote import vote
 from pixelis.jobs import ttrl
 from pixelis.operations.scale import Scale
 from pixelis.records import Question, StopReason, Trajectory, Turn
@@ -25,6 +24,7 @@ from pixelis.rewards.equality import Equality, classes
 from pixelis.rewards.scorers import SCORERS, Case
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
+from pixelis.rewards.vote import vote
 
 CAT = ("dog", "cat", "cow")
 

@@ -13,9 +13,9 @@ from pixelis.config import EvolutionConfig, RewardsConfig, parse
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import as_group, make_task, relabel
-from pixelis.evolution.vote import INSUFFICIENT, MIN_VOTES, NO_ANSWER, TIE, agrees, majority
 from pixelis.records import Annotations, Group, ImageView, Question, Region, StopReason, Trajectory, Turn, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
+from pixelis.rewards.vote import INSUFFICIENT, MIN_VOTES, NO_ANSWER, TIE, agrees, majority
 
 ANSWERS = st.lists(st.one_of(st.none(), st.sampled_from(["7", "8", " 7 ", "Cat", "cat", "", "  ", "ＣＡＴ", "dog"])), max_size=12)
 

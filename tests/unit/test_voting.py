@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from pixelis.config import EvolutionConfig
 from pixelis.evolution.gate import gate
-from pixelis.evolution.vote import (
+from pixelis.records import Experience, Feedback, Media, Neighbour, Question, Trajectory, Turn, Verdict
+from pixelis.rewards.scorers import canonical
+from pixelis.rewards.vote import (
     ABSTAINED,
     COLD_START,
     INSUFFICIENT,
@@ -27,8 +29,6 @@ from pixelis.evolution.vote import (
     self_confidence,
     vote,
 )
-from pixelis.records import Experience, Feedback, Media, Neighbour, Question, Trajectory, Turn, Verdict
-from pixelis.rewards.scorers import canonical
 
 QUESTION = Question(id="q", question="Which digit?", media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
 NOW = 1_000_000.0

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tiny_policy import LORA, policy
 
 from pixelis import config
-from pixelis.policy import train_step
+from pixelis.policy import objectives
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.model import load_model
 from pixelis.policy.samples import TrainSample
@@ -54,7 +54,7 @@ class Case:
         settings = policy(self.family, full=self.full, lora=lora, dtype=self.dtype, freeze_vision_tower=self.frozen_tower)
         trainer = Trainer(settings, learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
-            trainer.zero.engine.module.chunk_values = self.chunk_values
+            trainer.model.zero.engine.module.chunk_values = self.chunk_values
         return trainer
 
     def run(self, trainer: Trainer, samples: list[TrainSample]) -> list[dict[str, float]]:
@@ -135,7 +135,7 @@ def main(out: str, folders: dict[str, str], long: bool) -> None:
         share = samples if case.sequence_parallel == 2 else samples[:6] if rank == 0 else samples[6:]
         results[name] = case.run(trainer, share)
         if case.sequence_parallel > 1:
-            moments = trainer.zero.moments()
+            moments = trainer.model.zero.moments()
             if rank == 0:
                 np.savez(Path(out, f"{name}.npz"), **moments)
         if name == SAVED:
@@ -145,13 +145,13 @@ def main(out: str, folders: dict[str, str], long: bool) -> None:
     if long:
         return
     Path(out, f"divided{rank}.json").write_text(json.dumps({family: divided(family) for family in folders}))
-    healthy = train_step.policy_loss
+    healthy = objectives.policy_loss
     for stage in (0, 1):
         trainer = Case(stage).trainer()
         if rank == 0:
-            train_step.policy_loss = lambda *a, **k: (healthy(*a, **k)[0] * float("inf"), {})
+            objectives.policy_loss = lambda *a, **k: (healthy(*a, **k)[0] * float("inf"), {})
         skipped = [trainer.update(samples_of("qwen3_vl")[rank::2])["learner/skipped"]]
-        train_step.policy_loss = healthy
+        objectives.policy_loss = healthy
         skipped.append(trainer.update(samples_of("qwen3_vl")[rank::2])["learner/skipped"])
         trainer.close()
         Path(out, f"skipped{rank}_stage{stage}.json").write_text(json.dumps(skipped))

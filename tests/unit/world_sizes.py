@@ -34,7 +34,7 @@ def main(out: str, folders: dict[str, str]) -> None:
         if latest is not None:
             trainer.restore(latest)
             tensors, _ = checkpoint.read(latest)
-            resumed = {"model": trainer.adapter().tensors, "optimizer": trainer.zero.moments()}
+            resumed = {"model": trainer.adapter().tensors, "optimizer": trainer.model.zero.moments()}
             for kind, arrays in resumed.items():
                 assert arrays.keys() == tensors[kind].keys()
                 assert all(np.array_equal(array, tensors[kind][key]) for key, array in arrays.items()), kind

@@ -20,8 +20,6 @@ from pixelis.operations.media import segment_centers
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Demonstration, ImageView, Step, StopReason, Trajectory, Turn
-from pixelis.telemetry.events import as_number, plain
-from pixelis.telemetry.html.details import mappings
 from pixelis.telemetry.html.drawings import frame_key, required_frames
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.render import render, write_page
@@ -35,73 +33,34 @@ MAX_FAILURES = 200
 DISTRIBUTIONS = ("kinds", "tasks", "operations", "lengths", "sources")
 
 
-def write_card(
-    folder: str | Path, facts: Mapping[str, Any], examples: Sequence[EpisodePage] = (), title: str | None = None, file: str = FILE
-) -> Path:
-    """Write ``folder/card.html``, or ``file`` there, and return its path; see ``render_card`` for the arguments."""
-    folder = Path(folder)
-    return write_page(folder / file, render_card(facts, examples, title or folder.resolve().name))
+def write_card(folder: str | Path, facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str) -> Path:
+    """Write ``folder/card.html`` and return its path; see ``render_card``."""
+    return write_page(Path(folder) / FILE, render_card(facts, examples, title))
 
 
 def render_card(facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str) -> str:
-    """The document as text.
-
-    ``facts`` is the content of ``summary.json``: ``rows``, ``kept``, ``dropped``, ``bad_rows``, the distributions ``kinds``,
-    ``tasks``, ``operations``, ``lengths`` and ``sources``, ``levels``, ``sets`` and ``gates``. Absent ones are left out.
-    ``examples`` come from ``example``.
-    """
-    known = plain(facts)
-    causes = Counter(_counts(known.get("bad_rows")))
-    causes.update(_counts(known.get("dropped")))  # bad rows and drops may share a cause
-    levels = {name: level for name, level in _mapping(known.get("levels")).items() if isinstance(level, dict)}
+    """The document as text. ``facts`` is the content of ``summary.json``; ``examples`` come from ``example``."""
+    gates = facts.get("gates", [])
+    brief = {**facts, "gates": [{k: v for k, v in gate.items() if k != "ids"} for gate in gates]}
+    brief.pop("held_out", None)
     return render(
         "data_card.html",
         title=title,
-        kept=as_number(known.get("kept")),
-        rows=as_number(known.get("rows")),
-        source=known.get("source"),
-        causes=_bars(causes),
-        gates=[_gate(gate) for gate in mappings(known.get("gates"))],
+        kept=facts.get("kept"),
+        rows=facts.get("rows"),
+        source=facts.get("source"),
+        causes=_bars(Counter(facts.get("bad_rows", {})) + Counter(facts.get("dropped", {}))),
+        gates=gates,
         max_failures=MAX_FAILURES,
-        distributions={key: _bars(counts) for key in DISTRIBUTIONS if (counts := _counts(known.get(key)))},
-        levels={name: _level(level) for name, level in levels.items()},
-        sets=[_set(name, value) for name, value in _mapping(known.get("sets")).items() if isinstance(value, dict)],
+        distributions={key: _bars(facts[key]) for key in DISTRIBUTIONS if facts.get(key)},
+        levels=facts.get("levels", {}),
+        sets={
+            name: {**recipe, "left_out": _bars(recipe.get("left_out") or recipe.get("dropped") or {})}
+            for name, recipe in facts.get("sets", {}).items()
+        },
         examples=examples,
-        summary=_summary(known),
+        summary=brief,
     )
-
-
-def _gate(gate: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": gate.get("name", ""),
-        "description": gate.get("says", ""),
-        "passed": bool(gate.get("passed")),
-        "value": as_number(gate.get("figure")),
-        "limit": as_number(gate.get("limit")),
-        "failures": _mapping(gate.get("ids")),
-    }
-
-
-def _level(level: Mapping[str, Any]) -> dict[str, Any]:
-    figures = {key: as_number(level.get(key)) for key in ("count", "share", "difficulty", "length")}
-    return {**figures, "tasks": len(_counts(level.get("tasks")))}
-
-
-def _set(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A set of a recipe: its cells with required and available counts, the absent parts, and the causes of what was left out."""
-    cells = []
-    for cell, counts in _mapping(value.get("cells")).items():
-        required, available = as_number(counts.get("wanted")), as_number(counts.get("got"))
-        if required is not None and available is not None:
-            cells.append((cell, required, available, max(0.0, required - available)))
-    return {
-        "name": name,
-        "count": as_number(value.get("count")) or 0,
-        "size": as_number(value.get("size")) or 0,
-        "cells": cells,
-        "absent": value.get("absent") or [],
-        "left_out": _bars(_counts(value.get("left_out") or value.get("dropped"))),
-    }
 
 
 def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
@@ -112,27 +71,13 @@ def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
     return [(name, n, n / total, min(100.0, 100 * n / widest)) for name, n in bars]
 
 
-def _counts(value: Any) -> dict[str, float]:
-    return {str(name): n for name, count in _mapping(value).items() if (n := as_number(count)) is not None and n >= 0}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _summary(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts without long lists of ids, which ``summary.json`` has."""
-    gates = [{k: v for k, v in gate.items() if k != "ids"} for gate in mappings(facts.get("gates"))]
-    return {key: value for key, value in facts.items() if key not in ("gates", "held_out")} | ({"gates": gates} if gates else {})
-
-
 # -- examples -------------------------------------------------------------------------------------------------------
 
 
 def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int = 8) -> EpisodePage:
     """A demonstration with its pictures; the views that its operations returned are cut from them again.
 
-    ``frames``: number of frames of a clip that the policy sees at first. The page names media that cannot be opened as missing.
+    ``frames``: number of frames of a clip that the policy sees at first. The page names missing media.
     """
     opened: dict[str, np.ndarray | Clip] = {}
     for media in demonstration.media:

@@ -1,7 +1,7 @@
 """Difficulty of demonstrations, and the split of a set into simple, medium and hard.
 
-Score = .30 T + .25 O + .20 R + .15 E + .10 K, clipped to 0.1..1 (Pixelis, arXiv 2603.25091). T length, O operations, R share of
-reasoning, E errors and corrections, K task.
+Score = 0.30 T + 0.25 O + 0.20 R + 0.15 E + 0.10 K, clipped to 0.1..1 (Pixelis, arXiv 2603.25091): length, operations,
+share of reasoning, errors and corrections, task.
 """
 
 from __future__ import annotations
@@ -54,43 +54,30 @@ def score(demonstration: Demonstration) -> float:
     return min(1.0, max(0.1, sum(weight * parts[name] for name, weight in WEIGHTS.items())))
 
 
-def components(demonstration: Demonstration) -> dict[str, float]:
+def components(d: Demonstration) -> dict[str, float]:
     """The five components by name, unweighted; ``length`` counts thoughts and operations as one action each."""
-    names = actions(demonstration)
-    n = len(names)
+    names = actions(d)
+    n, operations, share = len(names), 0.3, 0.0
     if n:
         operations = sum(COSTS.get(name, OTHER_COST) for name in names) / (3 * n) + 0.2 * len(set(names)) / n
-    else:
-        operations = 0.3
+        share = names.count(THINK) / n
+    thoughts, ops = " ".join(turn.think or "" for turn in d.turns), [step.op for step in d.steps]
+    triples = sum(a == b == c for a, b, c in zip(ops, ops[1:], ops[2:], strict=False))
+    places = [place for step in d.steps if (place := location(step)) is not None]
+    revisited = len(set(places)) < len(places)
     return {
         "length": math.log(n + 1) / math.log(16) if n >= 2 else 0.1,
         "operations": operations,
-        "reasoning": _reasoning(names.count(THINK) / n if n else 0.0),
-        "errors": _errors(demonstration),
-        "task": task_difficulty(demonstration.task),
+        "reasoning": share / 0.2 if share < 0.2 else 1.0 if share <= 0.6 else 1 - 0.3 * (share - 0.6) / 0.4,
+        "errors": 0.3 * bool(CORRECTION.search(thoughts)) + 0.2 * triples + 0.2 * revisited + KINDS.get(d.kind, 0.0),
+        "task": task_difficulty(d.task),
     }
 
 
 def task_difficulty(task: str) -> float:
-    """K of a task by its name; 0.5 for a task that the paper does not list."""
+    """The component ``task`` by the task's name; 0.5 for a task that the paper does not list."""
     name = task.casefold()
     return next((value for value, parts in TASKS if any(part in name for part in parts)), OTHER_TASK)
-
-
-def _reasoning(share: float) -> float:
-    if share < 0.2:
-        return share / 0.2
-    return 1.0 if share <= 0.6 else 1 - 0.3 * (share - 0.6) / 0.4
-
-
-def _errors(demonstration: Demonstration) -> float:
-    """Verbal corrections, each run of three equal operations, revisited locations, and the kind."""
-    thoughts = " ".join(turn.think or "" for turn in demonstration.turns)
-    names = [step.op for step in demonstration.steps]
-    triples = sum(a == b == c for a, b, c in zip(names, names[1:], names[2:], strict=False))
-    places = [place for step in demonstration.steps if (place := location(step)) is not None]
-    revisited = len(set(places)) < len(places)
-    return 0.3 * bool(CORRECTION.search(thoughts)) + 0.2 * triples + 0.2 * revisited + KINDS.get(demonstration.kind, 0.0)
 
 
 def outliers(scores: Sequence[float]) -> list[bool]:
@@ -105,8 +92,8 @@ def outliers(scores: Sequence[float]) -> list[bool]:
 def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
     """The level of each score: simple below the 33rd percentile, hard above the 66th, otherwise medium.
 
-    Percentiles are by rank. Demonstrations of one pattern often have equal scores: a hash of their ids decides their ranks, so
-    that levels keep their shares and the split does not depend on the order of a set.
+    Many demonstrations have equal scores: a hash of their ids decides their ranks, so that the levels keep their shares
+    and the split does not depend on the order of a set.
     """
     order = sorted(range(len(scores)), key=lambda i: (round(scores[i], 9), hashlib.sha256(ids[i].encode()).digest()))
     levels: list[Level] = ["medium"] * len(scores)
@@ -129,23 +116,20 @@ def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | 
 
 def statistics(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
     """By level: count, share, mean score, mean length, and the number of demonstrations by task."""
-    scores: dict[str, list[float]] = {level: [] for level in LEVELS}
-    lengths: dict[str, list[int]] = {level: [] for level in LEVELS}
-    tasks: dict[str, Counter[str]] = {level: Counter() for level in LEVELS}
-    count = 0
-    for d in demonstrations:
-        count += 1
-        if d.level is not None:
-            scores[d.level].append(d.difficulty or 0.0)
-            lengths[d.level].append(len(actions(d)))
-            tasks[d.level][d.task] += 1
-    return {
-        level: {
-            "count": len(scores[level]),
-            "share": round(len(scores[level]) / count, 4) if count else 0.0,
-            "difficulty": round(float(np.mean(scores[level])), 4) if scores[level] else None,
-            "length": round(float(np.mean(lengths[level])), 2) if lengths[level] else None,
-            "tasks": dict(tasks[level].most_common()),
+    graded = [(d.level, d.difficulty or 0.0, len(actions(d)), d.task) for d in demonstrations]
+    result: dict[str, Any] = {}
+    for level in LEVELS:
+        scores, lengths, tasks = [], list[int](), Counter[str]()
+        for own_level, value, length, task in graded:
+            if own_level == level:
+                scores.append(value)
+                lengths.append(length)
+                tasks[task] += 1
+        result[level] = {
+            "count": len(scores),
+            "share": round(len(scores) / len(graded), 4) if graded else 0.0,
+            "difficulty": round(float(np.mean(scores)), 4) if scores else None,
+            "length": round(float(np.mean(lengths)), 2) if lengths else None,
+            "tasks": dict(tasks.most_common()),
         }
-        for level in LEVELS
-    }
+    return result

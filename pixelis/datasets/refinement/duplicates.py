@@ -1,7 +1,6 @@
 """Exact and near duplicates among demonstrations.
 
 Near duplicates have the same kind and answer, similar pictures, and similar TF-IDF vectors of question, thoughts and calls.
-Only demonstrations of equal kind, answer and pictures are compared, so that 100,000 take minutes at most.
 """
 
 from __future__ import annotations
@@ -70,10 +69,20 @@ def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], sim
 
 
 def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
-    """Each row that has a similar earlier row, mapped to the most similar of those that stay. Rows are unit vectors."""
+    """Each row that has a similar earlier row, mapped to the most similar of those that stay. Rows are unit vectors.
+
+    Only rows that share one of their largest terms are compared: by Cauchy-Schwarz, two rows of this similarity share
+    a term among those without which a row is shorter than ``similarity``. So 100,000 rows take minutes at most.
+    """
+    heads = matrix.copy()
+    for i in range(matrix.shape[0]):
+        part = slice(matrix.indptr[i], matrix.indptr[i + 1])
+        order = np.argsort(matrix.data[part])
+        tail = np.sqrt(np.cumsum(matrix.data[part][order].astype(np.float64) ** 2)) < similarity
+        heads.data[part][order[tail]] = 0
+    heads.eliminate_zeros()
     result: dict[int, int] = {}
     staying: list[int] = []
-    heads = _heads(matrix, similarity)
     for start in range(0, matrix.shape[0], CHUNK):
         chunk = list(range(start, min(start + CHUNK, matrix.shape[0])))
         similar: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -97,23 +106,8 @@ def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
     return result
 
 
-def _heads(matrix: csr_matrix, similarity: float) -> csr_matrix:
-    """The largest terms of each row, so many that the vector of the others is shorter than ``similarity``.
-
-    By Cauchy-Schwarz, two rows of that similarity share one of these terms, so that only such pairs need to be compared.
-    """
-    heads = matrix.copy()
-    for i in range(matrix.shape[0]):
-        part = slice(matrix.indptr[i], matrix.indptr[i + 1])
-        values = matrix.data[part]
-        order = np.argsort(values)
-        tail = np.sqrt(np.cumsum(values[order].astype(np.float64) ** 2)) < similarity
-        heads.data[part][order[tail]] = 0
-    heads.eliminate_zeros()
-    return heads
-
-
 def _tokens(d: Demonstration) -> list[str]:
+    """The words of question and thoughts; each call is one word, with its coordinates on a coarse grid."""
     words = canonical(" ".join([d.conversation, *(turn.think or "" for turn in d.turns)])).split()
     for step in d.steps:
         numbers = [round(v * GRID) if isinstance(v, float) else v for v in _flat(rounded(step.arguments, 4))]
@@ -124,9 +118,7 @@ def _tokens(d: Demonstration) -> list[str]:
 def _flat(value: object) -> list:
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in _flat(value[key])]
-    if isinstance(value, list):
-        return [leaf for inner in value for leaf in _flat(inner)]
-    return [value]
+    return [leaf for inner in value for leaf in _flat(inner)] if isinstance(value, list) else [value]
 
 
 def _sha(content: object) -> str:

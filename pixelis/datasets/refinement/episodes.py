@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pixelis.config import Config
 from pixelis.datasets.refinement import filters
-from pixelis.datasets.refinement.sets import write_json, write_rows
+from pixelis.datasets.refinement.sets import write_rows
+from pixelis.files import write_json
 from pixelis.records import Group, Question
 
 RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rewards"}
@@ -17,9 +19,9 @@ RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rew
 
 
 class Episodes:
-    """The questions to play and the stored scores. ``arms``: whether episodes have operations, by the name of the arm.
+    """The questions to play, in the file ``source`` with ``config``, and the stored scores.
 
-    ``source`` is the file of the questions, ``config`` the configuration for playing them.
+    ``arms``: whether episodes have operations, by the name of the arm.
     """
 
     def __init__(self, config: Config, folder: Path, questions: Sequence[Question]):
@@ -27,14 +29,14 @@ class Episodes:
         self.arms = {"looking": True, **({"glance": False} if s.utility else {})}
         self.source = folder / "questions.jsonl"
         write_rows(self.source, questions)
-        settings = [config.model_dump(mode="json", include=RELEVANT_SECTIONS), config.run.seed, s.episodes, s.temperature]
+        settings = [config.model_dump(mode="json", include=RELEVANT_SECTIONS), config.run.seed, s.episodes]
         self.identity = hashlib.sha256(self.source.read_bytes() + json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        sampling = config.evaluate.sampling.model_copy(update={"temperature": s.temperature})
+        sampling = config.evaluate.sampling.model_copy(update={"temperature": 1.0})
         self.config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"sampling": sampling})})
 
     def missing(self) -> list[str]:
         """Arms without stored scores for these questions and settings."""
-        return [arm for arm in self.arms if not self._played(arm)]
+        return [arm for arm in self.arms if self._stored(arm).get("identity") != self.identity]
 
     def store(self, arm: str, groups: Iterable[Group]) -> None:
         """Store the scores of an arm."""
@@ -43,14 +45,13 @@ class Episodes:
 
     def outcomes(self) -> dict[str, filters.Outcomes]:
         """Scores of every arm by question id."""
-        stored = [json.loads(self._file(arm).read_text(encoding="utf-8"))["rows"] for arm in self.arms]
-        return filters.group_outcomes(tuple(row) for rows in stored for row in rows)
+        return filters.group_outcomes(tuple(row) for arm in self.arms for row in self._stored(arm)["rows"])
 
     def _file(self, arm: str) -> Path:
         return self.folder / f"episodes-{arm}.json"
 
-    def _played(self, arm: str) -> bool:
+    def _stored(self, arm: str) -> dict[str, Any]:
         try:
-            return json.loads(self._file(arm).read_text(encoding="utf-8"))["identity"] == self.identity
-        except (OSError, ValueError, KeyError):
-            return False
+            return json.loads(self._file(arm).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}

@@ -16,6 +16,8 @@ from pixelis.errors import DataFailure
 from pixelis.records import Question
 
 MAX_IDS = 20
+MIN_UTILITY, MAX_RATE_WITHOUT = 0.25, 0.5
+"""Minimum gain in pass rate from operations, and maximum pass rate without them, where looking pays."""
 
 
 @dataclass
@@ -61,8 +63,7 @@ def drop_cause(outcomes: Outcomes | None, settings: PassRateConfig) -> str | Non
     if settings.utility:
         if outcomes.utility is None:
             return "no_pass_rate"
-        glance = sum(outcomes.glance) / len(outcomes.glance)
-        if outcomes.utility < settings.margin or glance > settings.without:
+        if outcomes.utility < MIN_UTILITY or outcomes.rate - outcomes.utility > MAX_RATE_WITHOUT:
             return "looking_does_not_pay"
     return None
 
@@ -78,15 +79,18 @@ def leaks(
 
     ``media``: content hashes by question id. ``match``: ``question`` compares the text and all pictures, ``picture`` any picture.
     """
+
+    def keys(question: Question, pictures: Sequence[str]) -> Sequence[str]:
+        return pictures if match == "picture" else [question_hash(question, pictures)]
+
     held_out_ids: dict[str, str] = {}
     for question in held_out:
-        for key in _keys(question, held_out_media[question.id], match):
+        for key in keys(question, held_out_media[question.id]):
             held_out_ids.setdefault(key, question.id)
     hits = {}
     for question in questions:
-        keys = [key for key in _keys(question, media[question.id], match) if key in held_out_ids]
-        if keys:
-            hits[question.id] = held_out_ids[keys[0]]
+        if found := [held_out_ids[key] for key in keys(question, media[question.id]) if key in held_out_ids]:
+            hits[question.id] = found[0]
     return hits
 
 
@@ -100,7 +104,3 @@ def refuse(hits: Mapping[str, str]) -> None:
             code="held_out",
             fix="remove them from the source, or set refinement.holdout.drop=true",
         )
-
-
-def _keys(question: Question, media: Sequence[str], match: str) -> list[str]:
-    return list(media) if match == "picture" else [question_hash(question, media)]

@@ -1,8 +1,7 @@
 """Selects sets by recipe: demonstrations for SFT, questions for RFT, and experiences for online learning.
 
-A recipe divides its size between groups of tasks and of kinds (Pixelis, arXiv 2603.25091). No cell exceeds its share of the
-available demonstrations, and unfilled shares are reported. SFT receives only golden demonstrations and self-corrections, because
-traps are negatives.
+A recipe divides its size between groups of tasks and of kinds (Pixelis, arXiv 2603.25091). No cell exceeds its share of
+the available demonstrations, and unfilled shares are reported.
 """
 
 from __future__ import annotations
@@ -14,13 +13,23 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.config.refinement import OnlineConfig, RecipeConfig
+from pixelis.config.refinement import OnlineConfig, RecipeConfig, RftRecipeConfig
 from pixelis.datasets.refinement.actions import WRONG_KINDS, actions, category, kind_group
 from pixelis.datasets.refinement.quality import weight
 from pixelis.datasets.synthesis.quota_scheduler import apportion
 from pixelis.records import Demonstration, Experience, Question, SampleKind
 
+Weights = Mapping[SampleKind, float]
 DAY = 86_400.0
+SFT_WEIGHTS: Weights = {"self_correction": 1.2}
+RFT_WEIGHTS: Weights = {"outcome_negative": 2.0, "trap_perceptual": 3.0, "trap_logical": 3.0, "self_correction": 1.2}
+"""Sampling weights by kind; 1 for the others."""
+RFT_DIVERSITY = 0.1
+"""Additional weight in rft for the share of different operations."""
+PRIORITIES = {"uncertain": 0.4, "high_reward": 0.3, "self_correction": 0.2, "diverse": 0.1}
+"""Shares of the experiences to learn from again."""
+UNCERTAIN = 0.7
+"""Confidence below which a verdict is uncertain."""
 
 
 @dataclass
@@ -72,27 +81,26 @@ def validation(
 def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> tuple[list[Question], Selection]:
     """The questions of the selected demonstrations, each once; ``meta`` holds signals that the policy never sees.
 
-    ``weight`` is the largest sampling weight among a question's demonstrations, so that hard negatives and traps count more.
-    ``signals`` holds their kinds, wrong answers, level and difficulty; ``reference_operations`` those of the best right one:
-    as many are free in the reward terms `efficiency` and `curiosity`.
+    ``weight`` is the largest sampling weight among a question's demonstrations. ``signals`` holds their kinds, wrong
+    answers, level and difficulty; ``reference_operations`` those of the best right one.
     """
     selection = select(demonstrations, recipe, seed)
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
     for d in selection.demonstrations:
         media = [[m.uri, m.frames, m.spans] for m in d.media]
         by_question[_hash(repr((d.conversation, media, sorted(d.answers or []))))].append(d)
-    return [_with_signals(group) for group in by_question.values()], selection
-
-
-def _with_signals(group: Sequence[Demonstration]) -> Question:
-    best = min(group, key=lambda d: (d.kind in WRONG_KINDS, -(d.quality or 0.0), d.id))
-    wrong = sorted({d.final for d in group if d.kind in WRONG_KINDS and d.final is not None})
-    signals: dict[str, Any] = {"kinds": dict(Counter(d.kind for d in group)), "wrong_answers": wrong}
-    if best.level is not None:
-        signals |= {"level": best.level, "difficulty": best.difficulty}
-    reference = [step.op for step in best.steps if step.learn] if best.kind not in WRONG_KINDS else []
-    meta = {**best.meta, "weight": max(d.weight for d in group), "signals": signals, "reference_operations": reference}
-    return Question(**{**{name: getattr(best, name) for name in Question.model_fields}, "meta": meta})
+    questions = []
+    for group in by_question.values():
+        best = min(group, key=lambda d: (d.kind in WRONG_KINDS, -(d.quality or 0.0), d.id))
+        wrong = sorted({d.final for d in group if d.kind in WRONG_KINDS and d.final is not None})
+        signals: dict[str, Any] = {"kinds": dict(Counter(d.kind for d in group)), "wrong_answers": wrong}
+        if best.level is not None:
+            signals |= {"level": best.level, "difficulty": best.difficulty}
+        reference = [step.op for step in best.steps if step.learn] if best.kind not in WRONG_KINDS else []
+        own = {"weight": max(d.weight for d in group), "signals": signals, "reference_operations": reference}
+        fields = {name: getattr(best, name) for name in Question.model_fields}
+        questions.append(Question(**{**fields, "meta": {**best.meta, **own}}))
+    return questions, selection
 
 
 def select(
@@ -113,7 +121,9 @@ def select(
             cell = category(d.task), kind_group(d.kind)
             tasks_of[cell[0]] += 1
             kinds_of[cell[1]] += 1
-            cells[cell].append((_draw_order(d.id, sampling_weight(d, recipe), seed), i))
+            # Sorting by this is a draw by weight without replacement (Efraimidis and Spirakis, 2006).
+            uniform = (int(_hash(f"{seed} {d.id}")[:13], 16) + 0.5) / 16**13
+            cells[cell].append((-math.log(uniform) / sampling_weight(d, recipe), i))
     tasks, kinds = _shares(recipe.tasks, tasks_of, selection), _shares(recipe.kinds, kinds_of, selection)
     shares = {(task, kind): a * b for task, a in tasks.items() for kind, b in kinds.items()}
     usable = tasks_of.total()
@@ -132,16 +142,12 @@ def select(
 
 
 def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
-    """The weight of the kind times quality ** .5, times 1 + ``diversity`` x share of different operations."""
-    types: dict[SampleKind, float] = {
-        "outcome_negative": recipe.hard_negative,
-        "trap_perceptual": recipe.trap,
-        "trap_logical": recipe.trap,
-        "self_correction": recipe.self_correction,
-    }
-    names = [step.op for step in d.steps]
+    """The weight of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different operations."""
+    names, quality = [step.op for step in d.steps], 1.0 if d.quality is None else d.quality
+    if not isinstance(recipe, RftRecipeConfig):
+        return weight(d.kind, quality, SFT_WEIGHTS)
     different = len(set(names)) / len(names) if names else 0.0
-    return round(weight(d.kind, 1.0 if d.quality is None else d.quality, types) * (1 + recipe.diversity * different), 6)
+    return round(weight(d.kind, quality, RFT_WEIGHTS) * (1 + RFT_DIVERSITY * different), 6)
 
 
 def _shares(recipe: Mapping[str, float], available: Mapping[str, int], selection: Selection) -> dict[str, float]:
@@ -155,29 +161,23 @@ def _shares(recipe: Mapping[str, float], available: Mapping[str, int], selection
     return {name: share / total_share for name, share in present.items()}
 
 
-def _draw_order(id: str, weight: float, seed: int) -> float:
-    """Sorting by this is a draw by weight without replacement (Efraimidis and Spirakis, 2006)."""
-    uniform = (int(_hash(f"{seed} {id}")[:13], 16) + 0.5) / 16**13
-    return -math.log(uniform) / weight
-
-
 # Online
 
 
 def online(
     experiences: Sequence[Experience], recipe: OnlineConfig, now: float, seed: int
 ) -> tuple[list[Experience], dict[str, Any]]:
-    """Experiences to learn from again, by priority, and statistics with the causes of drops; ``now`` is in seconds.
+    """Experiences to learn from again, and statistics with the causes of drops; ``now`` is in seconds.
 
-    An experience belongs to the first priority that fits: self_correction (a failed call, then a successful one), uncertain,
-    high_reward (at or above the mean), diverse (three different operations). Corrections are kept whatever their confidence.
+    An experience belongs to the first priority that fits: self_correction (a failed call, then a successful one),
+    uncertain, high_reward (at or above the mean), diverse (three different operations).
     """
     dropped: Counter[str] = Counter()
     recent = []
     for e in experiences:
         if now - e.created_at > recipe.max_age_days * DAY:
             dropped["too_old"] += 1
-        elif e.verdict.confidence < recipe.least_confidence and not recovers(e):
+        elif e.verdict.confidence < recipe.min_confidence and not recovers(e):
             dropped["not_confident"] += 1
         else:
             recent.append(e)
@@ -185,30 +185,25 @@ def online(
     mean = sum(rewards) / len(rewards) if rewards else math.inf
     by_priority: dict[str, list[Experience]] = defaultdict(list)
     for e in sorted(recent, key=lambda e: (-e.created_at, _hash(f"{seed} {e.id}"))):
-        if (priority := _priority(e, recipe, mean)) is None:
-            dropped["no_priority"] += 1
+        if recovers(e):
+            by_priority["self_correction"].append(e)
+        elif e.verdict.confidence < UNCERTAIN:
+            by_priority["uncertain"].append(e)
+        elif e.trajectory.reward is not None and e.trajectory.reward >= mean:
+            by_priority["high_reward"].append(e)
+        elif len({action.op for action in e.trajectory.actions}) >= 3:
+            by_priority["diverse"].append(e)
         else:
-            by_priority[priority].append(e)
-    targets = dict(zip(recipe.shares, apportion(recipe.size, list(recipe.shares.values())), strict=True))
+            dropped["no_priority"] += 1
     selected: list[Experience] = []
     cells = {}
-    for name in {**targets, **by_priority}:  # a priority without a share gets nothing
-        chosen = by_priority[name][: targets.get(name, 0)]
+    for name, target in zip(PRIORITIES, apportion(recipe.size, list(PRIORITIES.values())), strict=True):
+        chosen = by_priority[name][:target]
         dropped["beyond_share"] += len(by_priority[name]) - len(chosen)
-        cells[name] = {"wanted": targets.get(name, 0), "got": len(chosen)}
+        cells[name] = {"wanted": target, "got": len(chosen)}
         selected += chosen
     summary = {"size": recipe.size, "count": len(selected), "short": recipe.size - len(selected), "cells": cells}
     return selected, {**summary, "dropped": {cause: n for cause, n in dropped.items() if n}}
-
-
-def _priority(e: Experience, recipe: OnlineConfig, mean_reward: float) -> str | None:
-    if recovers(e):
-        return "self_correction"
-    if e.verdict.confidence < recipe.uncertain:
-        return "uncertain"
-    if e.trajectory.reward is not None and e.trajectory.reward >= mean_reward:
-        return "high_reward"
-    return "diverse" if len({action.op for action in e.trajectory.actions}) >= 3 else None
 
 
 def recovers(experience: Experience) -> bool:

@@ -1,6 +1,6 @@
 """Gates that a set must pass before it is written; each has a figure, a limit, and the ids that violate it.
 
-The gates are those of Pixelis' data fusion (arXiv 2603.25091), and those of its levels and critical kinds.
+Source: data fusion, levels and critical kinds of Pixelis (arXiv 2603.25091).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure, OperationError, PixelisError
 from pixelis.operations import Operation, geometry
 from pixelis.operations.scale import PLACES
-from pixelis.records import Demonstration, Observation, Step
+from pixelis.records import Demonstration, Step
 
 if TYPE_CHECKING:
     from pixelis.datasets.bad_rows import BadRow
@@ -103,7 +103,7 @@ def enforce(gates: Iterable[Gate]) -> None:
 def invalid_action(d: Demonstration, operations: Mapping[str, type[Operation]]) -> str | None:
     """The first invalid call: an unknown operation, wrong arguments, a box outside the picture, or an unknown target.
 
-    A call with ``learn`` False may be invalid if its observation is an error: it is a deliberate mistake.
+    A deliberate mistake (``learn`` False) may be invalid if its observation is an error.
     """
     targets: dict[str, str] = {media.id: media.kind for media in d.media}
     for number, step in enumerate(d.turns, 1):
@@ -151,10 +151,7 @@ def missing_observation(d: Demonstration) -> str | None:
 
 
 def wrong_answer(d: Demonstration, score: Score) -> str | None:
-    """Why the answer does not fit the kind: golden ones and corrections must be right, deliberately wrong kinds wrong.
-
-    A correction must also have a mistake with ``learn`` False, and a different call after it.
-    """
+    """Why the answer does not fit the kind. A correction must have a mistake with ``learn`` False and another call after it."""
     if d.final is None:
         return "it ends without an answer"
     try:
@@ -234,7 +231,7 @@ def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float
 def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: float, seed: int) -> Gate:
     """The gate ``replay``: executes every call of a share of the set again, and compares the observations.
 
-    Perceptual traps are exempt: one of their observations is deliberately wrong.
+    Perceptual traps are exempt, because their observations are of deliberately wrong places.
     """
     candidates = [i for i, d in enumerate(demonstrations) if d.kind != "trap_perceptual"]
     count = min(len(candidates), round(share * len(candidates)) or (1 if share else 0))
@@ -245,22 +242,17 @@ def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: f
 
 
 def _replay_difference(d: Demonstration, executor: Executor) -> str | None:
-    """The first difference when the calls are executed again; None if there is none."""
+    """The first difference when the calls are executed again; numbers are compared to five decimals, seconds not at all."""
     try:
         session = executor.open(d)
         for number, step in enumerate(d.turns, 1):
             if step.op is None or step.observation is None:
                 continue
-            observation = session.execute(step.op, step.target, allow_error=True, **step.arguments)
-            if name := _differing_field(step.observation, observation):
-                return f"turn {number}: {step.op} returns another {name}"
+            repeated = session.execute(step.op, step.target, allow_error=True, **step.arguments).model_dump(mode="json")
+            stored = step.observation.model_dump(mode="json")
+            for name in ("status", "code", "id", "text", "images", "data"):
+                if rounded(stored[name], 5) != rounded(repeated[name], 5):
+                    return f"turn {number}: {step.op} returns another {name}"
     except PixelisError as error:
         return error.message
     return None
-
-
-def _differing_field(stored: Observation, repeated: Observation) -> str | None:
-    """The first field in which two observations differ; numbers are compared to five decimals, seconds not at all."""
-    fields = ("status", "code", "id", "text", "images", "data")
-    before, after = stored.model_dump(mode="json"), repeated.model_dump(mode="json")
-    return next((name for name in fields if rounded(before[name], 5) != rounded(after[name], 5)), None)

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
+import faiss
 import numpy as np
 from jaxtyping import UInt8
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from pixelis.config import ToolboxConfig
@@ -24,7 +25,8 @@ from pixelis.operations.video import Clip
 from pixelis.records import Media
 
 THREADS = 4
-BLOCK = 1 << 20
+MAX_BITS = 3
+"""Different bits of two perceptual hashes up to which their pictures look alike."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
@@ -47,9 +49,9 @@ class MediaHashes:
                     self._hashes[key] = value
 
     def content(self, media: Media) -> str:
-        """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of a clip of frames, of all frames.
+        """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of all frames and spans of a clip.
 
-        Different spans of a clip have different hashes. BadInput ``media_not_found`` for a missing file.
+        BadInput ``media_not_found`` for a missing file.
         """
         if media.frames:
             content = _sha(" ".join(self._bytes(name) for name in media.frames).encode())
@@ -93,14 +95,11 @@ class MediaHashes:
             return _sha(uri.encode())
         key = "bytes " + self._key(uri)
         if key not in self._hashes:
-            digest = hashlib.sha256()
             try:
-                with open(uri, "rb") as handle:
-                    while block := handle.read(BLOCK):
-                        digest.update(block)
+                with open(uri, "rb") as file:
+                    self._store(key, hashlib.file_digest(file, "sha256").hexdigest())
             except OSError as error:
                 raise BadInput(f"{uri} cannot be read: {error.strerror}", code="media_not_found") from None
-            self._store(key, digest.hexdigest())
         return self._hashes[key]
 
     def _key(self, uri: str) -> str:
@@ -125,27 +124,15 @@ def perceptual(picture: UInt8[np.ndarray, "height width 3"]) -> int:
     return int.from_bytes(cv2.img_hash.pHash(cv2.cvtColor(small, cv2.COLOR_RGB2BGR)).tobytes(), "big")
 
 
-def group_similar(hashes: list[int], bits: int) -> list[int]:
-    """The number of each hash's group; pairs that differ in at most ``bits`` (0..3) bits are in one group.
-
-    Of two hashes that differ in three bits, one of four parts of 16 bits is equal: only hashes with an equal part are compared.
-    """
-    if not 0 <= bits <= 3:
-        raise BadInput(f"{bits} bits: similar hashes differ in 0 to 3 bits")
+def group_similar(hashes: list[int], bits: int = MAX_BITS) -> list[int]:
+    """The number of each hash's group; pairs that differ in at most ``bits`` bits are in one group."""
     values, index = np.unique(np.asarray(hashes, np.uint64), return_inverse=True)
-    pairs: list[tuple[int, int]] = []
-    for part in range(4 if bits else 0):
-        keys = (values >> np.uint64(16 * part)) & np.uint64(0xFFFF)
-        order = np.argsort(keys, kind="stable")
-        for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-            for row, i in enumerate(bucket[:-1]):
-                others = bucket[row + 1 :]
-                similar = others[np.bitwise_count(values[others] ^ values[i]) <= bits]
-                pairs += [(int(i), int(j)) for j in similar]
-    rows, columns = np.asarray(pairs, int).reshape(-1, 2).T
-    graph = coo_array((np.ones(len(pairs)), (rows, columns)), shape=(len(values), len(values)))
-    groups = connected_components(graph, directed=False)[1]
-    return groups[index].tolist()
+    searched = faiss.IndexBinaryFlat(64)
+    searched.add(values.view(np.uint8).reshape(-1, 8))
+    starts, _, others = searched.range_search(values.view(np.uint8).reshape(-1, 8), bits + 1)
+    starts = starts.astype(np.int64)  # of the neighbours of each hash in ``others``: the rows of a sparse matrix
+    graph = csr_array((np.ones(len(others)), others, starts), shape=(len(values), len(values)))
+    return connected_components(graph, directed=False)[1][index].tolist()
 
 
 def _sha(data: bytes) -> str:

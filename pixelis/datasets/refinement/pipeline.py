@@ -1,8 +1,7 @@
 """The stages of refinement: checks of single rows, duplicates, hold-out, pass rates, difficulty, gates.
 
-Dropped demonstrations are counted by cause and recorded by id. Apart from the judge and the policy's episodes, the result depends
-only on the input, the configuration and the seed, so that a second run writes the same files. The demonstrations are in a file:
-a process holds their ids and hashes, some hundred bytes of each.
+Apart from the judge and the policy's episodes, the result depends only on the input, the configuration and the seed. The
+demonstrations are in a file: a process holds their ids and hashes, some hundred bytes of each.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ SETTINGS = {
     "length": "quality.length",
     "question_length": "quality.question",
     "no_provenance": "quality.provenance",
-    "quality": "quality.least",
-    "judge": "quality.judge_least",
+    "quality": "quality.min_score",
+    "judge": "quality.min_judge_score",
     "held_out": "holdout",
     "too_hard": "pass_rate.low",
     "too_easy": "pass_rate.high",
-    "looking_does_not_pay": "pass_rate.margin",
+    "looking_does_not_pay": "pass_rate.utility",
     "level_quality": "quality.levels",
 }
 """Causes of drops -> the settings under `refinement` that decide on them."""
@@ -162,10 +161,9 @@ class Pipeline:
 
     def _apply_judge(self) -> None:
         """Replace the quality by the judge's score; drop demonstrations with a low score or without one."""
-        s, verdicts = self.settings.quality, dict[str, judging.Verdict]()
-        judge = self._open_judge()
+        judge, verdicts = self._open_judge(), dict[str, judging.Verdict]()
         try:
-            for verdict in judging.judge_all(self.demonstrations, judge, s):
+            for verdict in judging.judge_all(self.demonstrations, judge):
                 verdicts[verdict.id] = verdict
                 self.report("judge", len(verdicts), len(self.demonstrations))
         finally:
@@ -175,12 +173,12 @@ class Pipeline:
             verdict = verdicts[d.id]
             if verdict.score is None:
                 return verdict.failure
-            return "judge" if verdict.score < s.judge_least else None
+            return "judge" if verdict.score < self.settings.quality.min_judge_score else None
 
         self._drop(cause)
         scores = {key: (v.score - 1) / 4 for key, v in verdicts.items() if v.score is not None}
         self._change(lambda d: d.model_copy(update={"quality": round(scores[d.id], 6)}))
-        scattered = {v.id: round(v.std, 3) for v in verdicts.values() if v.std is not None and v.std > s.judge_std}
+        scattered = {v.id: round(v.std, 3) for v in verdicts.values() if v.std is not None and v.std > judging.MAX_STD}
         repeated = sum(v.std is not None for v in verdicts.values())
         self.facts["judge"] = {"asked": len(verdicts), "repeated": repeated, "scattered": scattered}
         if scattered:
@@ -188,23 +186,23 @@ class Pipeline:
 
     def _drop_duplicates(self) -> None:
         """Drop exact and near duplicates; the one of higher quality stays."""
-        s, keys = self.settings.duplicates, [(-(d.quality or 0.0), d.id) for d in self.demonstrations]
+        near, keys = self.settings.duplicates.near, [(-(d.quality or 0.0), d.id) for d in self.demonstrations]
         self.demonstrations = self.demonstrations.select(sorted(range(len(keys)), key=keys.__getitem__))
-        if s.exact:
-            hashes = [duplicates.content_hash(d, self.contents[d.id]) for d in self.demonstrations]
-            self._drop_indices("duplicate", duplicates.exact(hashes))
-        if s.near:
-            self._drop_indices("near_duplicate", duplicates.near(self.demonstrations, self._similar(), s.near))
+        hashes = [duplicates.content_hash(d, self.contents[d.id]) for d in self.demonstrations]
+        self._drop_indices("duplicate", duplicates.exact(hashes))
+        if near:
+            ids = [d.id for d in self.demonstrations]
+            similar = [tuple[str | int, ...](self.contents[key]) for key in ids]
+            if self.checker.by_appearance:
+                looks = list(dict.fromkeys(itertools.chain.from_iterable(self.looks[key] for key in ids)))
+                groups = dict(zip(looks, group_similar(looks), strict=True))
+                similar = [tuple(groups[look] for look in self.looks[key]) for key in ids]
+            self._drop_indices("near_duplicate", duplicates.near(self.demonstrations, similar, near))
         self.looks.clear()
 
-    def _similar(self) -> list[tuple]:
-        """What stands for the media of each demonstration when near duplicates are compared; equal for similar media."""
-        ids = [d.id for d in self.demonstrations]
-        if not self.checker.by_appearance:
-            return [tuple(self.contents[key]) for key in ids]
-        looks = list(dict.fromkeys(itertools.chain.from_iterable(self.looks[key] for key in ids)))
-        groups = dict(zip(looks, group_similar(looks, self.settings.duplicates.bits), strict=True))
-        return [tuple(groups[look] for look in self.looks[key]) for key in ids]
+    def _drop_indices(self, cause: str, indices: Mapping[int, int]) -> None:
+        self.dropped |= {self.demonstrations[i].id: cause for i in indices}
+        self.demonstrations = self.demonstrations.select([i for i in range(len(self.demonstrations)) if i not in indices])
 
     def _check_hold_out(self) -> None:
         """Raise for evaluation questions among the demonstrations, or drop them where the configuration says so."""
@@ -280,10 +278,6 @@ class Pipeline:
             settings = ", ".join(f"refinement.{SETTINGS[cause]} ({cause})" for cause, _ in causes if cause in SETTINGS)
             fix = f"change {settings}" if settings else "correct the rows; docs/refinement.md explains the causes"
             raise DataFailure(f"no demonstration is left of {self.rows} rows ({counts})", code="no_rows", fix=fix)
-
-    def _drop_indices(self, cause: str, indices: Mapping[int, int]) -> None:
-        self.dropped |= {self.demonstrations[i].id: cause for i in indices}
-        self.demonstrations = self.demonstrations.select([i for i in range(len(self.demonstrations)) if i not in indices])
 
     def summary(self) -> dict[str, Any]:
         """The statistics of the set as plain values, for ``summary.json`` and the data card."""

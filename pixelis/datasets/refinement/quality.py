@@ -1,7 +1,4 @@
-"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model.
-
-Rules and weights follow Pixelis, arXiv 2603.25091; each component of the score documents what it measures on these records.
-"""
+"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model (Pixelis, arXiv 2603.25091)."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ TYPE_WEIGHTS: dict[SampleKind, float] = {"trap_perceptual": 1.5, "trap_logical":
 FULL_OPERATIONS, FULL_DIFFERENT = 4, 3
 """Numbers of operations, and of different ones, from which on a demonstration has full complexity."""
 _WORD = re.compile(r"[^\W_]{3,}")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 Score = Callable[[Question, str | None], float]
 """The score of an answer to a question, 0..1; DataFailure when it cannot be scored."""
@@ -46,11 +44,7 @@ def rule_violation(
     question: tuple[int, int] = QUESTION,
     provenance: bool = True,
 ) -> str | None:
-    """The rule that a demonstration violates, or None.
-
-    ``question_length``, ``missing_field``, ``unknown_scorer``, ``unknown_op``, ``length`` or ``no_provenance``. ``operations``
-    are the available names; ``length`` bounds the number of thoughts and operations.
-    """
+    """The rule that a demonstration violates, or None. ``length`` bounds the number of thoughts and operations."""
     if not question[0] <= len(demonstration.question.strip()) <= question[1]:
         return "question_length"
     if not (demonstration.id and demonstration.task and (demonstration.final or "").strip() and demonstration.answers):
@@ -76,34 +70,35 @@ def heuristic(demonstration: Demonstration, score: Score) -> float:
     return round(sum(weight * parts[name] for name, weight in WEIGHTS.items()), 6)
 
 
-def components(demonstration: Demonstration, score: Score) -> dict[str, float]:
-    """The six components by name, each 0..1."""
+def components(d: Demonstration, score: Score) -> dict[str, float]:
+    """The six components by name, each 0..1.
+
+    Completeness: mean of the shares of turns with a thought and of calls with an observation, and the presence of
+    answer, truth and origin. Efficiency: share of the calls to learn that neither repeat another nor fail. Complexity:
+    half for four operations, half for three different ones, proportionally less below.
+    """
+    thought = _mean([bool(turn.think and turn.think.strip()) for turn in d.turns])
+    observed = _mean([step.observation is not None for step in d.steps], empty=1.0)
+    learnt = [step for step in d.steps if step.learn]
+    different = {signature(step) for step in learnt}
+    failed = {signature(s) for s in learnt if s.observation is not None and s.observation.status != "ok"}
+    names = [step.op for step in d.steps]
     return {
-        "completeness": completeness(demonstration),
-        "coherence": coherence(demonstration),
-        "correctness": correctness(demonstration, score),
-        "efficiency": efficiency(demonstration),
-        "complexity": complexity(demonstration),
-        "consistency": consistency(demonstration),
+        "completeness": _mean([thought, observed, bool((d.final or "").strip()), bool(d.answers), d.provenance is not None]),
+        "coherence": coherence(d),
+        "correctness": correctness(d, score),
+        "efficiency": len(different - failed) / len(learnt) if learnt else 1.0,
+        "complexity": 0.5 * min(1.0, len(names) / FULL_OPERATIONS) + 0.5 * min(1.0, len(set(names)) / FULL_DIFFERENT),
+        "consistency": consistency(d),
     }
 
 
-def completeness(d: Demonstration) -> float:
-    """Mean of: share of turns with a thought, share of calls with an observation, and presence of answer, truth and origin."""
-    thought = _mean([bool(turn.think and turn.think.strip()) for turn in d.turns])
-    observed = _mean([step.observation is not None for step in d.steps], empty=1.0)
-    return _mean([thought, observed, bool(d.final and d.final.strip()), bool(d.answers), d.provenance is not None])
-
-
 def coherence(d: Demonstration) -> float:
-    """Mean over turns of: the target exists by then, and the thought shares a word with the context or the call.
+    """Mean over turns of: the target exists by then; the thought shares a word with the context, or with its call or answer.
 
-    The context is the question and the text of earlier observations and thoughts. A turn without a thought counts by its target
-    alone.
+    The context is the question and the text of earlier observations and thoughts. Without a thought the target counts.
     """
-    targets = {media.id for media in d.media}
-    words = _words(d.conversation)
-    values = []
+    targets, words, values = {media.id for media in d.media}, _words(d.conversation), list[float]()
     for turn in d.turns:
         parts = []
         if turn.op is not None and turn.target is not None:
@@ -111,23 +106,19 @@ def coherence(d: Demonstration) -> float:
         if turn.think and turn.think.strip():
             thought = _words(turn.think)
             call = _words(f"{turn.op or ''} {turn.arguments}".replace("_", " ")) | _words(turn.answer or "")
-            parts.append(
-                bool(thought & (words | call)) or _numbers(turn.think) & _numbers(f"{turn.arguments} {turn.answer}") != set()
-            )
+            numbers = set(_NUMBER.findall(turn.think)) & set(_NUMBER.findall(f"{turn.arguments} {turn.answer}"))
+            parts.append(bool(thought & (words | call) or numbers))
             words |= thought
         if parts:
             values.append(_mean(parts))
         if turn.observation is not None and turn.observation.status == "ok":
             targets |= {str(turn.observation.id)} | {image.id for image in turn.observation.images}
             words |= _words(turn.observation.text)
-    return _mean(values, empty=0.0)
+    return _mean(values)
 
 
 def correctness(d: Demonstration, score: Score) -> float:
-    """Mean of: the answer is right (or wrong for deliberately wrong kinds), and the share of calls to learn that succeed.
-
-    An answer that cannot be scored counts as 0.
-    """
+    """Mean of: the answer is right (wrong for deliberately wrong kinds), and the share of calls to learn that succeed."""
     try:
         value = score(d, d.final)
         fits = checking.counts_as_wrong(d, value) if d.kind in WRONG_KINDS else checking.counts_as_right(d, value)
@@ -137,25 +128,8 @@ def correctness(d: Demonstration, score: Score) -> float:
     return _mean([fits, _mean(succeeded, empty=1.0)])
 
 
-def efficiency(d: Demonstration) -> float:
-    """Share of the calls to learn that neither repeat another exactly nor fail; 1 without calls."""
-    calls = [s for s in d.steps if s.learn]
-    different = {signature(s) for s in calls}
-    failed = {signature(s) for s in calls if s.observation is not None and s.observation.status != "ok"}
-    return len(different - failed) / len(calls) if calls else 1.0
-
-
-def complexity(d: Demonstration) -> float:
-    """Half for four operations and half for three different ones, proportionally less for fewer."""
-    names = [s.op for s in d.steps]
-    return 0.5 * min(1.0, len(names) / FULL_OPERATIONS) + 0.5 * min(1.0, len(set(names)) / FULL_DIFFERENT)
-
-
 def consistency(d: Demonstration) -> float:
-    """1 if the last thought and the observations contain the answer's words, otherwise 0; 0.5 if these have no text.
-
-    The letter of an option is replaced by its text.
-    """
+    """1 if the last thought and the observations contain the answer's words, or its option's; 0.5 if they have no text."""
     observed = [s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"]
     text = canonical(" ".join([d.turns[-1].think or "", *observed]))
     if not text:
@@ -171,10 +145,6 @@ def _words(text: str) -> set[str]:
     return {word.rstrip("s") for word in _WORD.findall(text.casefold())}
 
 
-def _numbers(text: str) -> set[str]:
-    return set(re.findall(r"\d+(?:\.\d+)?", text))
-
-
 def _tokens(text: str) -> set[str]:
     return set(re.findall(r"[^\W_]+", canonical(text)))
 
@@ -183,9 +153,6 @@ def _mean(values: Sequence[float | bool], empty: float = 0.0) -> float:
     return sum(map(float, values)) / len(values) if values else empty
 
 
-# Sampling weight
-
-
 def weight(kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = TYPE_WEIGHTS) -> float:
-    """The weight of the kind times the square root of quality; positive for any quality."""
+    """The sampling weight: that of the kind times the square root of quality; positive for any quality."""
     return round(types.get(kind, 1.0) * max(quality, 1e-4) ** 0.5, 6)

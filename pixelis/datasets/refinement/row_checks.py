@@ -1,7 +1,4 @@
-"""The stages of refinement that concern one row alone: rules, hashes of its media, observations, quality.
-
-Rows may be checked in any number of processes: the result of a row depends on nothing but the row and the configuration.
-"""
+"""The stages of refinement that concern one row alone, in any process: rules, hashes of its media, observations, quality."""
 
 from __future__ import annotations
 
@@ -98,11 +95,11 @@ class RowChecker:
         if failure := next((value for value in hashes if isinstance(value, PixelisError)), None):
             return replace(row, unreadable=(failure.code, failure.message))
         d = row.demonstration
-        if self.settings.observe:
-            result = with_observations(d, self.executor) if any(step.observation is None for step in d.steps) else d
-            if isinstance(result, str):
-                return replace(row, dropped=result)
-            d = result
+        if any(step.observation is None for step in d.steps):
+            observed = with_observations(d, self.executor)
+            if isinstance(observed, str):
+                return replace(row, dropped=observed)
+            d = observed
         d = d.model_copy(update={"quality": quality.heuristic(d, self.score)})
         known = {key: value for key, value in contents.items() if isinstance(value, str)}
         seen = {key: value for key, value in looks.items() if isinstance(value, int)}
@@ -110,7 +107,7 @@ class RowChecker:
             d,
             [known[key] for key in keys],
             [seen[key] for key in keys] if self.by_appearance else [],
-            dropped="quality" if (d.quality or 0.0) < self.settings.quality.least else None,
+            dropped="quality" if (d.quality or 0.0) < self.settings.quality.min_score else None,
         )
 
 
@@ -121,8 +118,6 @@ def with_observations(d: Demonstration, executor: Executor) -> Demonstration | s
     """
     if any(step.further for step in d.steps):
         return "several_calls"
-    if all(step.observation is not None for step in d.steps):
-        return d
     try:
         session = executor.open(d)
         turns = []

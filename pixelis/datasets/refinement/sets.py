@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pixelis.datasets.files import replace_file
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.difficulty import LEVELS
 from pixelis.datasets.refinement.pipeline import Pipeline
 from pixelis.errors import BadInput, MissingFile
+from pixelis.files import replacing
 from pixelis.records import Demonstration, Experience
-from pixelis.telemetry.events import plain
 
 FILES = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "sft_validation.jsonl", "rft.jsonl", "online.jsonl")
 """Every file that a set may be written to."""
@@ -70,11 +68,6 @@ def read_experiences(source: str) -> list[Experience]:
 
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
-    """Write one JSON line per record, atomically."""
-    replace_file(path, (row.model_dump_json().encode() + b"\n" for row in rows))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write strict JSON, atomically."""
-    text = json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False)
-    replace_file(path, [text.encode("utf-8", errors="replace")])
+    """Replace a file by one JSON line per record."""
+    with replacing(path) as file:
+        file.writelines(row.model_dump_json().encode() + b"\n" for row in rows)

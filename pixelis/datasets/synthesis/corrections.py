@@ -1,14 +1,13 @@
 """Demonstrations that make a mistake and correct it: mistaken calls, executed and excluded from the loss, before the golden ones.
 
-Mistaken turns have ``learn`` False, and the thought of the turn after them names the mistake. The golden turns and answer follow
-unchanged. Sources: Pixelis, arXiv 2603.25091 (self-correction), and the error-induced trajectories of Pixel-Reasoner,
-arXiv 2505.15966 (recrop once and twice).
+The thought of the turn after a mistake names it; the golden turns and answer follow unchanged. Sources: Pixelis, arXiv
+2603.25091 (self-correction), and Pixel-Reasoner, arXiv 2505.15966 (recrop once and twice).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,6 @@ class Place:
     session: Session
     step: Step
     rng: np.random.Generator
-    max_iou: float = field(default=MAX_IOU)
 
     @property
     def op(self) -> str:
@@ -97,12 +95,11 @@ def make_correction(
     rng: np.random.Generator,
     ways: Sequence[str] = (),
     rewards: RewardsConfig | None = None,
-    max_iou: float = MAX_IOU,
 ) -> Demonstration:
     """A self-correction made from a golden demonstration by one of ``ways``, names in ``WAYS`` (default: any of them).
 
-    ``session`` is any session of the question; only its media are used. DataFailure ``no_distractor`` when no step permits such
-    a mistake, ``not_golden`` when the demonstration is itself wrong.
+    ``session`` is any session of the question. DataFailure ``no_distractor`` when no step permits such a mistake,
+    ``not_golden`` when the demonstration is itself wrong.
     """
     require_right(golden, rewards)
     allowed = list(ways or WAYS)
@@ -113,23 +110,22 @@ def make_correction(
     for way in order:
         for index in [calls[i] for i in rng.permutation(len(calls)).tolist()]:
             try:
-                return _corrected(golden, session.restarted(), index, way, rng, max_iou)
+                return _corrected(golden, session.restarted(), index, way, rng)
             except PixelisError:  # this step does not permit this mistake; the next one may
                 continue
     raise DataFailure(f"{golden.id}: no step permits a mistake by {' or '.join(allowed)}", code="no_distractor")
 
 
-def _corrected(
-    golden: Demonstration, session: Session, index: int, way: str, rng: np.random.Generator, max_iou: float
-) -> Demonstration:
+def _corrected(golden: Demonstration, session: Session, index: int, way: str, rng: np.random.Generator) -> Demonstration:
     names = session.replay(golden.turns[:index])
     right = golden.turns[index]
     target = names.get(str(right.target), right.target) or session.target
-    place = Place(golden, session, right.model_copy(update={"target": target}), rng, max_iou)
+    place = Place(golden, session, right.model_copy(update={"target": target}), rng)
     injected: list[dict[str, Any]] = []
     notice = ""
     for call in WAYS[way](place):
-        _check_differs(call, place)
+        if not call.refused:
+            _check_differs(call, place)
         think = " ".join(filter(None, (notice, mistakes().attempts.pick(rng))))
         observation = session.call(think, call.op, call.target, learn=False, allow_error=call.refused, **call.arguments)
         if call.refused != (observation.status == "error"):
@@ -147,23 +143,15 @@ def _corrected(
 
 def _check_differs(call: MistakenCall, place: Place) -> None:
     """DataFailure ``no_distractor`` for a mistaken call that looks at the right place."""
-    if call.refused:
-        return
-    right = place.step
-    mistaken_at = _root_place(place.session, call.op, call.target, call.arguments)
-    right_at = _root_place(place.session, place.op, place.target, right.arguments)
-    if mistaken_at and right_at and mistaken_at[0] == right_at[0] and box_iou(mistaken_at[1], right_at[1]) > place.max_iou:
-        raise DataFailure("the mistaken call looks at the right place", code="no_distractor")
+    right, images = place.step, place.session.images
+    boxes = place_of(call.op, call.arguments), place_of(place.op, right.arguments)
+    if boxes[0] is not None and boxes[1] is not None:
+        root, frame, mistaken_box = root_of(images, call.target, boxes[0])
+        right_root, right_frame, right_box = root_of(images, place.target, boxes[1])
+        if (root, frame) == (right_root, right_frame) and box_iou(mistaken_box, right_box) > MAX_IOU:
+            raise DataFailure("the mistaken call looks at the right place", code="no_distractor")
     if (call.op, call.target, call.arguments) == (right.op, right.target, right.arguments):
         raise DataFailure("the mistaken call equals the right one", code="no_distractor")
-
-
-def _root_place(session: Session, op: str, target: str, arguments: dict[str, Any]) -> tuple[tuple[str, int | None], Box] | None:
-    box = place_of(op, arguments)
-    if box is None:
-        return None
-    root, frame, whole = root_of(session.images, target, box)
-    return (root, frame), whole
 
 
 # Ways to make a mistake
@@ -171,7 +159,7 @@ def _root_place(session: Session, op: str, target: str, arguments: dict[str, Any
 
 def _recrop_once(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
-    return [place.call_at(near_miss(place.box, place.rng, place.max_iou / 2), "recrop", "the crop lies beside the region")]
+    return [place.call_at(near_miss(place.box, place.rng, MAX_IOU / 2), "recrop", "the crop lies beside the region")]
 
 
 def _recrop_twice(place: Place) -> list[MistakenCall]:
@@ -179,15 +167,15 @@ def _recrop_twice(place: Place) -> list[MistakenCall]:
     before = place_of("zoom_in", first[0].arguments)
     assert before is not None
     for _ in range(8):
-        box = near_miss(place.box, place.rng, place.max_iou)
-        if box_iou(box, before) <= place.max_iou:
+        box = near_miss(place.box, place.rng, MAX_IOU)
+        if box_iou(box, before) <= MAX_IOU:
             return [*first, place.call_at(box, "recrop_again", "the second crop lies beside the region too")]
     raise DataFailure("there is no room for a second crop", code="no_distractor")
 
 
 def _oversized_zoom(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
-    box = oversized(place.box, place.rng, place.max_iou)
+    box = oversized(place.box, place.rng, MAX_IOU)
     if box == WHOLE:
         raise DataFailure("the crop would be the whole picture", code="no_distractor")
     arguments = {"box": [round(v, 4) for v in box]}
@@ -215,7 +203,7 @@ def _wrong_object(place: Place) -> list[MistakenCall]:
     annotations = place.golden.annotations
     regions = [r for r in annotations.regions if r.media == root and (r.frame or 0) == (frame or 0)] if annotations else []
     for other in sorted(regions, key=lambda r: abs(r.box[0] - whole[0]) + abs(r.box[1] - whole[1])):
-        if any(box_iou(other.box, right) > place.max_iou / 2 or holds_middle(other.box, right) for right in relevant):
+        if any(box_iou(other.box, right) > MAX_IOU / 2 or holds_middle(other.box, right) for right in relevant):
             continue
         elsewhere = from_root(place.session.images, target, other.box)
         label = other.label
@@ -223,9 +211,9 @@ def _wrong_object(place: Place) -> list[MistakenCall]:
             return [place.call_at(elsewhere, "thing", "it is not the object asked about")]
         named = label if label.startswith(("the ", "a ", "an ")) else naming.article(label)
         return [place.call_at(elsewhere, "object", f"it is another object, {label}", named)]
-    beside = near_miss(box, place.rng, place.max_iou / 2)
+    beside = near_miss(box, place.rng, MAX_IOU / 2)
     _, _, seen = root_of(place.session.images, target, beside)
-    if any(box_iou(seen, right) > place.max_iou / 2 or holds_middle(right, seen) for right in relevant):
+    if any(box_iou(seen, right) > MAX_IOU / 2 or holds_middle(right, seen) for right in relevant):
         raise DataFailure("the question is also about what lies beside the object", code="no_distractor")
     return [place.call_at(beside, "thing", "it is not the object asked about")]
 

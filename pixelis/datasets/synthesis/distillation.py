@@ -1,7 +1,6 @@
 """Demonstrations from replies ``<think>..</think><answer>..</answer>`` of another model, kept if the answer is right.
 
-The replies come with the rows, or from a model that gets the annotations as text, as DeepSeek-R1 got CLEVR scenes in R1-V
-(https://github.com/Deep-Agent/R1-V).
+The replies come with the rows, or from a model that reads the annotations (R1-V, https://github.com/Deep-Agent/R1-V).
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ from pathlib import Path
 
 from pixelis.config import RewardsConfig
 from pixelis.config.synthesis import DistillationConfig
-from pixelis.datasets.synthesis.chat import ask, chat_client
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import demonstration_of
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Annotations, Demonstration, Provenance, Question, Step
+from pixelis.rewards.llm_client import LlmClient
 
+MIN_CHARS, MAX_CHARS = 20, 4000
+"""Length of a thought in characters."""
 FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 SYSTEM = (
     "You cannot see the picture, but you get a list of what is in it, with places as left, top, right, bottom from 0 to 1000. "
@@ -30,15 +31,13 @@ class Distiller:
 
     def __init__(self, settings: DistillationConfig, rewards: RewardsConfig | None = None, cache: str | Path | None = None):
         self.settings, self.rewards = settings, rewards
-        self.client = chat_client(settings, "synthesis.distillation", cache) if settings.url else None
+        self.client = None
+        if settings.url:
+            self.client = LlmClient(settings, "synthesis.distillation", cache, calls_per_minute=settings.calls_per_minute)
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
-        """The demonstration from reply number ``draw`` of the question.
-
-        DataFailure ``bad_format``, ``too_short``, ``too_long``, ``wrong_answer``, ``no_response`` (there are fewer replies),
-        ``no_truth``, ``no_annotations``, or a ``chat_...`` code; BadInput if a row's replies are not text.
-        """
-        think, answer = read_reply(self._reply(question, draw), self.settings)
+        """The demonstration from reply number ``draw`` of the question; DataFailure with the cause if there is none."""
+        think, answer = read_reply(self._reply(question, draw))
         if not is_right(question, answer, self.rewards):
             raise DataFailure(f"{question.id}: the answer {answer[:60]!r} is wrong", code="wrong_answer")
         writer = self.settings.model if self.settings.responses not in question.meta else None
@@ -71,10 +70,11 @@ class Distiller:
             raise DataFailure(f"{question.id} has no annotations for the model", code="no_annotations")
         prompt = f"{describe_annotations(question.annotations)}\n\nQuestion: {question.question}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
-        return ask(self.client, self.settings, messages, str, draw)
+        s = self.settings
+        return self.client.ask(messages, str, draw, temperature=s.temperature, max_tokens=s.max_tokens)
 
 
-def read_reply(text: str, settings: DistillationConfig) -> tuple[str, str]:
+def read_reply(text: str) -> tuple[str, str]:
     """(thought, answer) of a well-formed reply with a thought of acceptable length; otherwise DataFailure."""
     match = FORM.fullmatch(text)
     if match is None or any(tag in match[1] + match[2] for tag in ("<think>", "</think>", "<answer>", "</answer>")):
@@ -82,9 +82,9 @@ def read_reply(text: str, settings: DistillationConfig) -> tuple[str, str]:
     think, answer = match[1].strip(), match[2].strip()
     if not answer:
         raise DataFailure("the answer is empty", code="bad_format")
-    if len(think) < settings.min_chars:
+    if len(think) < MIN_CHARS:
         raise DataFailure(f"a thought of {len(think)} characters", code="too_short")
-    if len(think) > settings.max_chars:
+    if len(think) > MAX_CHARS:
         raise DataFailure(f"a thought of {len(think)} characters", code="too_long")
     return think, answer
 

@@ -22,7 +22,7 @@ from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Demonstration, ImageView, Observation, Provenance, Question, SampleKind, Step
+from pixelis.records import Action, Coordinates, Demonstration, ImageView, Observation, Provenance, Question, SampleKind, Step
 
 MULTIPLE = 28
 """Sides of views are multiples of this many pixels, as Qwen2.5-VL's; training replays demonstrations with its model's own."""
@@ -44,7 +44,7 @@ class Executor:
         toolbox: ToolboxConfig | None = None,
         dialogue: DialogueConfig | None = None,
         multiple: int = MULTIPLE,
-        coordinates: str = "thousand",
+        coordinates: Coordinates = "thousand",
     ):
         self.toolbox, self.dialogue = toolbox or ToolboxConfig(), dialogue or DialogueConfig()
         self.multiple, self.coordinates = multiple, coordinates

@@ -10,10 +10,9 @@ from typing import Any
 from rapidfuzz.distance import Indel
 
 from pixelis.config.synthesis import WriterConfig
-from pixelis.datasets.synthesis.chat import ask, chat_client
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Provenance
-from pixelis.rewards.llm_client import json_object
+from pixelis.rewards.llm_client import LlmClient, json_object
 from pixelis.rewards.scorers import canonical
 
 SYSTEM = (
@@ -26,6 +25,10 @@ SYSTEM = (
     'instruction to you. Reply with nothing but {"thoughts": ["...", ...]}, one text for each turn that has a thought, in order.'
 )
 PROMPT_VERSION = "1"
+MIN_CHARS, MAX_CHARS = 8, 600
+"""Length of a thought in characters."""
+MAX_SIMILARITY = 0.8
+"""Similarity of the last thought and the answer, above which the thought only repeats the answer."""
 UNCHANGED = "template, after rejected rewrites"
 """``provenance.writer`` of samples that keep their template thoughts because every reply was rejected."""
 _TAG = re.compile(r"</?\w+>|<\|")
@@ -38,7 +41,7 @@ class LlmRewriter:
 
     def __init__(self, settings: WriterConfig, cache: str | Path | None = None):
         self.settings = settings
-        self.client = chat_client(settings, "synthesis.writer", cache)
+        self.client = LlmClient(settings, "synthesis.writer", cache, calls_per_minute=settings.calls_per_minute)
 
     def rewrite(self, demonstration: Demonstration) -> Demonstration:
         """The demonstration with rewritten thoughts.
@@ -49,27 +52,29 @@ class LlmRewriter:
         if not any(turn.think for turn in demonstration.turns):
             return demonstration
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt(demonstration)}]
+        writer = f"{self.settings.model} (prompt {PROMPT_VERSION})"
         try:
-            thoughts = ask(self.client, self.settings, messages, lambda text: read_thoughts(text, demonstration, self.settings))
+            thoughts = self.client.ask(
+                messages,
+                lambda text: read_thoughts(text, demonstration),
+                temperature=self.settings.temperature,
+                max_tokens=self.settings.max_tokens,
+            )
         except DataFailure as failure:
             if failure.code != "chat_rejected":
                 raise
             if self.settings.on_reject == "drop":
                 raise DataFailure(failure.message, code="writer_rejected") from None
-            return demonstration.model_copy(update={"provenance": _with_writer(demonstration, UNCHANGED)})
+            thoughts, writer = [turn.think for turn in demonstration.turns if turn.think], UNCHANGED
         remaining = iter(thoughts)
         turns = [turn.model_copy(update={"think": next(remaining)}) if turn.think else turn for turn in demonstration.turns]
-        provenance = _with_writer(demonstration, f"{self.settings.model} (prompt {PROMPT_VERSION})")
+        source = demonstration.provenance or Provenance(source="", original_id=demonstration.id, method="templates")
+        provenance = source.model_copy(update={"writer": writer})
         return demonstration.model_copy(update={"turns": turns, "provenance": provenance})
 
     def close(self) -> None:
         """Close the client."""
         self.client.close()
-
-
-def _with_writer(demonstration: Demonstration, writer: str) -> Provenance:
-    source = demonstration.provenance or Provenance(source="", original_id=demonstration.id, method="templates")
-    return source.model_copy(update={"writer": writer})
 
 
 def prompt(demonstration: Demonstration) -> str:
@@ -87,13 +92,12 @@ def prompt(demonstration: Demonstration) -> str:
     return json.dumps({"question": demonstration.conversation, "turns": turns}, ensure_ascii=False, sort_keys=True)
 
 
-def read_thoughts(text: str, demonstration: Demonstration, settings: WriterConfig) -> list[str]:
+def read_thoughts(text: str, demonstration: Demonstration) -> list[str]:
     """The thoughts in a reply that pass every check; ValueError says which check fails and why.
 
-    A thought has ``min_chars`` to ``max_chars`` characters and no tags. It mentions only observations that exist by then, and
-    only numbers that are known by then from the question, the template's thoughts, calls, returned text, or the answer after the
-    last call. Before the last call returns, it does not mention the answer unless question, returned text or the template's
-    thoughts do. The similarity of the last thought to the answer is at most ``similarity``.
+    A thought mentions only observations that exist by then, and only numbers that are known by then from the question,
+    the template's thoughts, calls, returned text, or the answer after the last call. Before the last call returns, it
+    does not mention the answer unless question, returned text or the template's thoughts do.
     """
     reply = json_object(text)
     thoughts = reply.get("thoughts")
@@ -103,30 +107,27 @@ def read_thoughts(text: str, demonstration: Demonstration, settings: WriterConfi
     if len(thoughts) != len(turns):
         raise ValueError(f"{len(thoughts)} thoughts for {len(turns)} turns")
     thoughts = [thought.strip() for thought in thoughts]
-    remaining = iter(thoughts)
-    context, numbers, observations = demonstration.conversation, demonstration.conversation, set[str]()
+    remaining, final = iter(thoughts), demonstration.final or ""
+    context = numbers = demonstration.conversation
+    observations = set[str]()
     last_call = max((i for i, turn in enumerate(demonstration.turns) if turn.op is not None), default=-1)
     for index, turn in enumerate(demonstration.turns):
         numbers += f"\n{turn.think}\n{json.dumps(turn.arguments)}"
         if turn.think:
             context += f"\n{turn.think}"
-            _check_thought(
-                next(remaining), context, numbers, observations, index > last_call, demonstration.final or "", settings
-            )
+            _check_thought(next(remaining), context, numbers, observations, final, answer_known=index > last_call)
         if turn.observation is not None:
             context += f"\n{turn.observation.text}"
             numbers += f"\n{turn.observation.text}"
             observations |= {turn.observation.id} if turn.observation.id else set()
-    similarity = Indel.normalized_similarity(canonical(thoughts[-1]), canonical(demonstration.final or ""))
-    if demonstration.turns[-1].think and similarity > settings.similarity:
+    similarity = Indel.normalized_similarity(canonical(thoughts[-1]), canonical(final))
+    if demonstration.turns[-1].think and similarity > MAX_SIMILARITY:
         raise ValueError(f"the last thought repeats the answer (similarity {similarity:.2f})")
     return thoughts
 
 
-def _check_thought(
-    thought: str, context: str, numbers: str, observations: set[str], answer_known: bool, final: str, settings: WriterConfig
-) -> None:
-    if not settings.min_chars <= len(thought) <= settings.max_chars:
+def _check_thought(thought: str, context: str, numbers: str, observations: set[str], final: str, answer_known: bool) -> None:
+    if not MIN_CHARS <= len(thought) <= MAX_CHARS:
         raise ValueError(f"a thought has {len(thought)} characters")
     if _TAG.search(thought):
         raise ValueError("a thought contains tags")

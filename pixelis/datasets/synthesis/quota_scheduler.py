@@ -1,7 +1,7 @@
 """Schedules attempts until every quota of task, kind and source is met; a killed run resumes from its shards.
 
-The attempts of a round depend only on the results before it, the outcome of an attempt only on its row, task, kind and the seed.
-So a run that is killed and resumed builds the same samples as an uninterrupted run: none is lost, and none is built twice.
+The attempts of a round depend only on the results before it, and the outcome of an attempt only on its row, task, kind
+and the seed. So a run that is killed and resumed builds the same samples as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from pixelis.config.synthesis import SynthesisConfig
-from pixelis.datasets.files import replace_file
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.synthesis.sample_builder import Attempt, content_key
 from pixelis.errors import BadConfig, BadInput
+from pixelis.files import replacing, write_json
 from pixelis.records import Demonstration, Question, SampleKind
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
+SHARD = 32
+"""Attempts per file; a stopped job repeats at most this many."""
+PASSES = 4
+"""Passes over the rows of a source before the target of a task counts as unmet."""
 INITIAL_YIELD = 0.95
 """Assumed share of successful attempts of a quota before MIN_MEASURED attempts."""
 MIN_YIELD = 0.05
@@ -40,8 +44,10 @@ MIN_ATTEMPTS = 32
 
 @dataclass
 class Quota:
-    """A target and its progress. ``next_row``: the first row of the current pass without an attempt; ``pass_start``: samples
-    completed before the current pass; ``draw``: number of earlier passes.
+    """A target and its progress.
+
+    ``next_row``: the first row of the current pass without an attempt; ``pass_start``: samples completed before the
+    current pass; ``draw``: number of earlier passes.
     """
 
     task: str
@@ -97,8 +103,9 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 class SourceRows:
-    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``, by default that of temporary files; this process
-    holds 8 bytes of each. ``bad``: number of unusable rows by source.
+    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``: this process holds 8 bytes of each.
+
+    ``bad``: number of unusable rows by source.
     """
 
     def __init__(self, settings: SynthesisConfig, max_bad_rows: float = 0, folder: str | Path | None = None):
@@ -125,7 +132,10 @@ class SourceRows:
         if row >= self.count(source):
             file.seek(ends[-1])
             for question in islice(self._open[source], row + 1 - self.count(source)):
-                ends.append(ends[-1] + file.write(_with_absolute_paths(question).model_dump_json().encode()))
+                for item in question.media:  # workers and readers of the samples run in other folders
+                    item.uri = _absolute(item.uri)
+                    item.frames = [_absolute(frame) for frame in item.frames] if item.frames else item.frames
+                ends.append(ends[-1] + file.write(question.model_dump_json().encode()))
             if not self.count(source):
                 raise BadInput(f"datasource {source} ({self.settings.datasources[source].path}) has no rows")
         if row >= self.count(source):
@@ -168,11 +178,17 @@ class QuotaScheduler:
 
     def left(self) -> list[Attempt]:
         """Attempts of the current round that are in no complete shard."""
-        return self.attempts[self.shards * self.settings.shard :]
+        return self.attempts[self.shards * SHARD :]
 
     def plan(self, rows: SourceRows) -> bool:
         """Start the next round and write its plan to disk; False when no attempts are left."""
-        counts = {quota.key: self._attempts_needed(quota) for quota in self.quotas.values() if quota.open}
+        counts = {}
+        for quota in self.quotas.values():
+            if quota.open:
+                measured = quota.attempts >= MIN_MEASURED
+                rate = max(MIN_YIELD, quota.completed / quota.attempts) if measured else INITIAL_YIELD
+                needed = math.ceil((quota.target - quota.completed) / rate * SPARE)
+                counts[quota.key] = max(needed, MIN_ATTEMPTS if self.round >= 0 else 1)
         scale = min(1.0, self.settings.round / max(1, sum(counts.values())))
         attempts: list[Attempt] = []
         for key, count in counts.items():
@@ -187,16 +203,16 @@ class QuotaScheduler:
             "cells": {c.key: [c.next_row, c.draw, c.pass_start, c.ended] for c in self.quotas.values()},
             "attempts": [[a.task, a.kind, a.source, a.row, a.draw] for a in attempts],
         }
-        replace_file(self.folder / "rounds" / f"{self.round:03d}.json", [json.dumps(state).encode()])
+        write_json(self.folder / "rounds" / f"{self.round:03d}.json", state)
         return True
 
     def commit(self, outcomes: Sequence[tuple[Demonstration | None, str]]) -> int:
         """Write the next shard of the round: for each of its attempts in order, a sample, or None and the cause.
 
-        Samples beyond a target, and samples that repeat another, are dropped as ``surplus`` and ``duplicate``. Returns the number
-        of samples written.
+        Samples beyond a target, and samples that repeat another, are dropped as ``surplus`` and ``duplicate``. Returns
+        the number of samples written.
         """
-        first = self.shards * self.settings.shard
+        first = self.shards * SHARD
         samples: list[Demonstration] = []
         record = []
         for attempt, (sample, cause) in zip(self.attempts[first : first + len(outcomes)], outcomes, strict=True):
@@ -212,10 +228,11 @@ class QuotaScheduler:
         name = f"{self.round:03d}-{self.shards:05d}"
         path = self.folder / "samples" / f"{name}.jsonl"
         if samples:
-            replace_file(path, [sample.model_dump_json().encode() + b"\n" for sample in samples])
+            with replacing(path) as file:
+                file.writelines(sample.model_dump_json().encode() + b"\n" for sample in samples)
         else:  # after a restart, a language model may reply differently and every attempt fail
             path.unlink(missing_ok=True)
-        replace_file(self.folder / "shards" / f"{name}.json", [json.dumps(record).encode()])
+        write_json(self.folder / "shards" / f"{name}.json", record)
         self.shards += 1
         return len(samples)
 
@@ -225,16 +242,13 @@ class QuotaScheduler:
 
     def summary(self) -> dict[str, Any]:
         """Counts by task, kind and source, targets, missing samples, and the causes of failed attempts."""
-        tasks: dict[str, dict[str, int]] = {}
+        tasks: dict[str, Counter[str]] = {}
         drops: dict[str, Counter[str]] = {}
-        for quota in self.quotas.values():
-            row = tasks.setdefault(quota.task, {"target": 0, "made": 0})
-            row["target"] += quota.target
-            row["made"] += quota.completed
-            row[quota.kind] = row.get(quota.kind, 0) + quota.completed
-            drops.setdefault(f"{quota.task}/{quota.kind}", Counter()).update(quota.causes)
         kinds, sources, causes = Counter[str](), Counter[str](), Counter[str]()
         for quota in self.quotas.values():
+            counts = {"target": quota.target, "made": quota.completed, quota.kind: quota.completed}
+            tasks.setdefault(quota.task, Counter()).update(counts)
+            drops.setdefault(f"{quota.task}/{quota.kind}", Counter()).update(quota.causes)
             kinds[quota.kind] += quota.completed
             sources[quota.source] += quota.completed
             causes.update(quota.causes)
@@ -245,15 +259,11 @@ class QuotaScheduler:
             "kinds": dict(kinds),
             "sources": dict(sources),
             "thoughts_by": dict(self.writers),
-            "tasks": tasks,
+            "tasks": {name: dict(counts) for name, counts in tasks.items()},
             "shortfall": self.shortfall(),
             "dropped": dict(causes.most_common()),
             "dropped_by_task_and_kind": {name: dict(counts.most_common()) for name, counts in drops.items() if counts},
         }
-
-    def _attempts_needed(self, quota: Quota) -> int:
-        rate = max(MIN_YIELD, quota.completed / quota.attempts) if quota.attempts >= MIN_MEASURED else INITIAL_YIELD
-        return max(math.ceil((quota.target - quota.completed) / rate * SPARE), MIN_ATTEMPTS if self.round >= 0 else 1)
 
     def _next(self, quota: Quota, count: int, rows: SourceRows) -> list[Attempt]:
         """Up to ``count`` further attempts of a quota, which ends after its last pass or a pass without samples."""
@@ -263,7 +273,7 @@ class QuotaScheduler:
                 if result:  # whether this pass was fruitless is known when these attempts are done: decide in the next round
                     break
                 fruitless = quota.completed == quota.pass_start and quota.attempts > 0
-                quota.ended = quota.draw + 1 >= self.settings.passes or fruitless
+                quota.ended = quota.draw + 1 >= PASSES or fruitless
                 if quota.ended:
                     break
                 quota.next_row, quota.draw, quota.pass_start = 0, quota.draw + 1, quota.completed
@@ -304,13 +314,5 @@ class QuotaScheduler:
                 self.shards += 1
 
 
-def _with_absolute_paths(question: Question) -> Question:
-    """The question with absolute media paths: workers and readers of the samples run in other folders."""
-
-    def absolute(uri: str) -> str:
-        return str(Path(uri).absolute()) if uri and not _SCHEME.match(uri) else uri
-
-    for item in question.media:
-        item.uri = absolute(item.uri)
-        item.frames = [absolute(frame) for frame in item.frames] if item.frames else item.frames
-    return question
+def _absolute(uri: str) -> str:
+    return str(Path(uri).absolute()) if uri and not _SCHEME.match(uri) else uri

@@ -8,14 +8,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig, ToolboxConfig
 from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.synthesis.checking import is_right
-from pixelis.datasets.synthesis.corrections import WAYS, make_correction
+from pixelis.datasets.synthesis.corrections import make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
 from pixelis.datasets.synthesis.executor import Executor, sample_id
 from pixelis.datasets.synthesis.imitation import Imitator
@@ -48,10 +47,10 @@ class Attempt:
 
 
 class SampleBuilder:
-    """Builds samples by the configured method, with an executor, recent golden demonstrations and the clients of models.
+    """Builds samples by the configured method, with an executor and the clients of models, whose replies ``folder`` caches.
 
-    ``examples`` are the demonstrations that imitation shows. ``folder`` caches replies of models. BadConfig for unknown
-    operations, and for a model without url, name or key.
+    ``examples`` are the demonstrations that imitation shows. BadConfig for unknown operations, and for a model without
+    url, name or key.
     """
 
     def __init__(
@@ -83,8 +82,14 @@ class SampleBuilder:
         Random choices and ids depend only on the seed, the source, the row's id, the task and the kind.
         """
         try:
-            golden = self._cached_golden(attempt, question)
-            sample = golden if attempt.kind == "golden" else self._with_mistake(attempt, golden)
+            sample = golden = self._cached_golden(attempt, question)
+            if attempt.kind != "golden":
+                rng, session = self._rng(attempt, golden, attempt.kind), self.executor.open(golden)
+                if attempt.kind == "self_correction":
+                    sample = make_correction(golden, session, rng, self.settings.corrections, self.rewards)
+                else:
+                    sample = make_negative(attempt.kind, golden, session, rng, self.rewards)
+                sample = sample.model_copy(update={"id": sample_id(golden.id, attempt.kind)})
             if self.rewriter is not None:
                 sample = self.rewriter.rewrite(sample)
         except PixelisError:
@@ -95,10 +100,7 @@ class SampleBuilder:
         if sample.kind in ("golden", "self_correction") and not is_right(sample, sample.final, self.rewards):
             raise DataFailure(f"{question.id}: the answer {sample.final!r} is not right", code="not_right")
         weight = {"trap_perceptual": "trap", "trap_logical": "trap", "self_correction": "self_correction"}.get(sample.kind)
-        update: dict[str, Any] = {"weight": getattr(self.settings.weights, weight) if weight else 1.0}
-        if not self.settings.keep_annotations:
-            update["annotations"] = None
-        return sample.model_copy(update=update)
+        return sample.model_copy(update={"weight": getattr(self.settings.weights, weight) if weight else 1.0})
 
     def close(self) -> None:
         """Close the clients."""
@@ -137,16 +139,6 @@ class SampleBuilder:
             "task": golden.task if self.settings.method == "templates" else attempt.task,
         }
         return golden.model_copy(update=update)
-
-    def _with_mistake(self, attempt: Attempt, golden: Demonstration) -> Demonstration:
-        rng = self._rng(attempt, golden, attempt.kind)
-        session = self.executor.open(golden)
-        if attempt.kind == "self_correction":
-            ways = self.settings.corrections or list(WAYS)
-            sample = make_correction(golden, session, rng, ways, self.rewards, self.settings.most_iou)
-        else:
-            sample = make_negative(attempt.kind, golden, session, rng, self.rewards)
-        return sample.model_copy(update={"id": sample_id(golden.id, attempt.kind)})
 
     def _rng(self, attempt: Attempt, question: Question, kind: str) -> np.random.Generator:
         parts = [str(part) for part in (self.seed, attempt.source, question.id, attempt.row, attempt.draw, attempt.task, kind)]

@@ -1,11 +1,11 @@
-"""What OpenAI's two question routes share: fields that are ignored or refused by name, and messages read as a conversation."""
+"""Shared by OpenAI's two question routes: ignored and refused fields, and messages read as a conversation."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pixelis.records import Exchange
 from pixelis.serve.answer_format import OBJECT, AnswerFormat
@@ -43,8 +43,20 @@ class ReadMessage(NamedTuple):
     clips: Sequence[Placed] = ()
 
 
+def add_media(
+    images: list[Placed], clips: list[Placed], role: str, url: str, kind: Literal["image", "video"] | None, place: str
+) -> None:
+    """Add the picture or clip of a part at ``place``; ``kind`` None is known by the URL. Raises ApiError 400
+    unless the user sends it."""
+    if role != "user":
+        raise ApiError(400, f"pictures belong in a user message, not in a {role} message", "invalid_value", place)
+    is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
+    (clips if is_clip else images).append((url, place))
+
+
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
-    """Raises ApiError 400 for the first field that is ``unsupported``, or ``unknown`` with a value that means something."""
+    """Raises ApiError 400 for the first field that is ``unsupported``, or ``unknown`` with a value that is
+    not neutral."""
     fields = dict(unsupported)
     for name, value in (unknown or {}).items():
         neutral = value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(name, ())
@@ -56,7 +68,8 @@ def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, An
 
 
 def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
-    """The format ``text`` (None), ``json_object``, or ``json_schema`` with its name and ``schema``. Raises ApiError 400."""
+    """The format ``text`` (None), ``json_object``, or ``json_schema`` with its name and ``schema``. Raises
+    ApiError 400."""
     if kind == "text":
         return None
     if kind == "json_object":
@@ -69,10 +82,10 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
 
 
 def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None) -> Conversation:
-    """The conversation of the messages of ``param``, which continue ``earlier``; its question, if any, was not answered.
+    """The conversation of the messages of ``param``, which continue ``earlier``.
 
-    Messages of one user in a row are one question, also with a reply without an answer in between; system messages precede the
-    first one. Raises ApiError 400 otherwise.
+    Messages of one user in a row are one question, also with a reply without an answer in between; system
+    messages precede the first one. Raises ApiError 400 otherwise.
     """
     conversation = copy.deepcopy(earlier) if earlier is not None else Conversation("")
     texts, media, roles = [conversation.question] if conversation.question else [], conversation.unnamed, list[str]()

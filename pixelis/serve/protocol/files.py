@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel
 
 from pixelis.errors import BadInput
 from pixelis.operations.encoded import decode_base64, media_type
@@ -32,7 +32,6 @@ class FileObject(BaseModel):
 
     @classmethod
     def of(cls, file: StoredFile) -> FileObject:
-        """The description of a stored file."""
         return cls(**file.model_dump())
 
 
@@ -57,26 +56,13 @@ class FileReference(BaseModel):
     file_data: str | None = None
 
     def url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
-        """The file as a data URL, of ``files`` by id. Raises ApiError 400 without one, or for one of another kind."""
+        """The file as a data URL, of ``files`` by id. Raises ApiError 400 without one, or for one of another
+        kind."""
         if self.file_id is None and self.file_data is not None:
             files = {"": data_url(self.file_data, param)}
         elif self.file_id is None:
             raise ApiError(400, f"`{param}` needs `file_id` or `file_data`", "invalid_value", param)
         return file_url(files, self.file_id or "", kind, param)
-
-
-class NamesFiles(BaseModel):
-    """A question body whose parts may name files. ``use_files`` gives their data URLs by id before the body is read."""
-
-    _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    def file_ids(self) -> list[str]:
-        """The files that the question names."""
-        raise NotImplementedError
-
-    def use_files(self, urls: Mapping[str, str]) -> None:
-        """Set the data URLs of the files."""
-        self._files = urls
 
 
 def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] | None, param: str) -> str:
@@ -91,7 +77,8 @@ def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] 
 
 
 def data_url(data: str, param: str) -> str:
-    """The data URL of a file that a part holds; its first bytes tell its type. Raises ApiError 400 for other data."""
+    """The data URL of a file that a part holds; its first bytes tell its type. Raises ApiError 400 for other
+    data."""
     body = data.partition(",")[2] if data[:5].lower() == "data:" else data
     try:
         return f"data:{media_type(decode_base64(body))};base64,{body}"
@@ -99,11 +86,6 @@ def data_url(data: str, param: str) -> str:
         raise ApiError(400, f"`{param}`: the file's data is not base64", "file_encoding", param) from None
     except BadInput as error:
         raise ApiError(400, f"`{param}`: {error.message}", error.code, param) from None
-
-
-def is_clip(url: str) -> bool:
-    """Whether a file of which the question does not say is a clip."""
-    return url.startswith("data:video/")
 
 
 FORM_SCHEMA: dict[str, Any] = {

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_train_step import trainer
 
-from pixelis.actors.batch_sources import UpdateSource, _samples
+from pixelis.actors.batch_sources import samples_of
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import parse
 from pixelis.errors import DataFailure
@@ -70,15 +71,15 @@ def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
 
 
 def update_source(**settings: object) -> UpdateSource:
-    config = parse({"evolution": {"objective": "answer", "call_weight": 0.25}} | settings)
+    config = parse({"evolution": {"objective": "answer"}} | settings)
     return UpdateSource(config, None, CandidatePublisher(None, 1))  # type: ignore[arg-type]
 
 
-def test_weights_of_answer_and_calls() -> None:
+def test_an_episode_with_the_label_is_learnt() -> None:
     group = as_group(task(["7", "8", None], "7"))
     (agreed,) = update_source()._agreeing([group], [{f"t{i}": [] for i in range(3)}])
     assert agreed.tokens.tolist() == [1, 2, 10, 3, 4, 70, 5]
-    np.testing.assert_allclose(agreed.weights, [0, 0, 0.25, 0.25, 0, 1, 1])
+    assert agreed.mask.tolist() == [0, 0, 1, 1, 0, 1, 1]
 
 
 def test_a_task_with_many_agreeing_samples_teaches_no_more_than_others() -> None:
@@ -105,7 +106,7 @@ def test_the_policy_objective_leaves_augmented_samples_out() -> None:
     """Their log-probabilities are those of other pictures, which would make a wrong importance ratio."""
     group = as_group(task(["7", "8", "7"], "7"))
     group.trajectories[1].augmentation = "grey_world"
-    assert [sample.id for sample in _samples([group], [{f"t{i}": [] for i in range(3)}])] == ["t0", "t2"]
+    assert [sample.id for sample in samples_of([group], [{f"t{i}": [] for i in range(3)}])] == ["t0", "t2"]
     queue = UpdateQueue(parse({"evolution": {"batch": 2}}), Counter())
     labelled = task(["7", "8", "9"], "7")
     for trajectory in labelled.trajectories:

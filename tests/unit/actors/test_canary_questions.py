@@ -9,6 +9,7 @@ import pytest
 from pixelis.actors.canary import canary_questions
 from pixelis.config import Config, load
 from pixelis.errors import BadInput
+from pixelis.jobs import serve
 from pixelis.jobs.dry_run import check_inputs
 from pixelis.records import Question
 
@@ -30,7 +31,7 @@ def test_too_few_questions_are_refused_with_the_number_that_suffices(tmp_path: P
         canary_questions(few.evolution.canary)
     assert "64 questions or more" in str(error.value.fix)
     with pytest.raises(BadInput, match="20 questions cannot rule out"):
-        check_inputs(few, "serve")
+        check_inputs(serve.inputs(few))
     assert len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.tolerance=0.1").evolution.canary)) == 20
     assert len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.risk=1").evolution.canary)) == 20
 

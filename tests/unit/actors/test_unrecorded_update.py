@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pixelis.actors import batch_sources, policy_store
-from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import load
 from pixelis.errors import InfraFailure

@@ -1,0 +1,56 @@
+"""Episodes of an evaluation for its report: why they are wrong, examples of clusters, and the pictures as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from PIL import Image
+
+from pixelis.actors.group_views import GroupViews, fetch_groups
+from pixelis.actors.report import Chosen, choose
+from pixelis.evaluation.causes import cause_of
+from pixelis.evaluation.outputs import file_name
+from pixelis.records import Group
+
+
+def choose_with_causes(arm: str, groups: Sequence[Group], views: Sequence[GroupViews | None], count: int) -> list[Chosen]:
+    """As `choose`, with the cause of each error where it is known."""
+    return choose(arm, groups, views, count, [cause_of(group, group.trajectories[0]) for group in groups])
+
+
+def choose_wrong(clusters: Sequence[dict[str, Any]], groups: Sequence[Group], views: Sequence[GroupViews]) -> list[list[Chosen]]:
+    """The first wrong episode of each of the examples of each cluster; the title names its cause if that is known."""
+    pairs = {group.question.id: (group, refs) for group, refs in zip(groups, views, strict=True)}
+
+    def first_wrong(id: str) -> Chosen:
+        group, refs = pairs[id]
+        wrong = next(t for t in group.trajectories if t.rewards.get("accuracy", 1.0) <= 0.5)
+        return cause_of(group, wrong) or "", group.model_copy(update={"trajectories": [wrong]}), refs
+
+    return [[first_wrong(id) for id in cluster["examples"]] for cluster in clusters]
+
+
+@ray.remote(num_cpus=0)
+def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> dict[str, list[str]]:
+    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the order of images.
+
+    Beside them ``conversation.json`` has the turns: role, text and the files of the images that each shows.
+    """
+    paths: dict[str, list[str]] = {}
+    for group, refs in zip(groups, views, strict=True):
+        (by_trajectory,), question = fetch_groups([refs]), file_name(group.question.id)
+        for number, trajectory in enumerate(group.trajectories):
+            place = Path(folder) / question / str(number)
+            place.mkdir(parents=True, exist_ok=True)
+            files = [place / f"{file_name(image.id)}.png" for image in trajectory.images]
+            for file, view in zip(files, by_trajectory[trajectory.id], strict=True):
+                Image.fromarray(view).save(file)
+            names = dict(zip((image.id for image in trajectory.images), (file.name for file in files), strict=True))
+            turns = [{"role": t.role, "text": t.text, "images": [names[id] for id in t.images]} for t in trajectory.turns]
+            (place / "conversation.json").write_text(json.dumps(turns, indent=2, ensure_ascii=False), encoding="utf-8")
+            paths[trajectory.id] = [str(file) for file in files]
+    return paths

@@ -1,0 +1,110 @@
+"""The source of batches of online evolution: update tasks from the Evolution actor."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from pixelis.actors.batch_sources import RolloutSource, samples_of
+from pixelis.actors.group_views import Views, fetch
+from pixelis.actors.rollouts import StepResult
+from pixelis.actors.weights import CandidatePublisher
+from pixelis.config import Config
+from pixelis.dialogue.augmentation import corrected
+from pixelis.evolution.updates import agreeing
+from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
+from pixelis.records import Group
+
+UNLIMITED_STEPS = 10**9
+"""Step limit of a source that ends when its actor does."""
+
+
+class UpdateSource(RolloutSource):
+    """Update tasks from Evolution, without end. Updates are published as candidates, which Evolution promotes or rejects.
+
+    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports the promoted version
+    that its weights descend from, and Evolution resets it if another version is promoted by then, or if the weights hold an
+    update that no Evolution actor has recorded.
+    """
+
+    weights: CandidatePublisher
+
+    def __init__(self, config: Config, evolution: ActorHandle, weights: CandidatePublisher):
+        super().__init__(config, evolution, weights)
+        self.settings, self.steps = config.evolution, UNLIMITED_STEPS
+
+    def begin(self, state: dict[str, Any]) -> None:
+        """Start from the promoted version. Before the first update the starting policy is published as a version."""
+        self.weights.unpublished = 0
+        self.last_state = state
+        store, weights = self.weights.store, self.trainer.served()
+        if self.rank == 0 and store is not None:
+            self.version = ray.get(store.promoted.remote())
+            if self.trainer.batches == 0 and self.version == 0:
+                self.version = ray.get(store.publish.remote(weights, self.weights.stage, 0))
+                self.last_state = {"base": self.version}
+        self._start_actor()
+
+    def _start_actor(self, **_: bool) -> None:
+        super()._start_actor()
+
+    def next(self) -> LearnerBatch | None:
+        """This worker's groups, after resetting to the weights that Evolution requests.
+
+        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what the policy sampled.
+        """
+        share = self._share()
+        if share is None:
+            return None
+        if share.restore is not None:
+            assert self.weights.store is not None
+            (ref,) = ray.get(self.weights.store.get.remote(share.restore))
+            self.trainer.reset_to(ray.get(ref))
+            self.weights.unpublished = 0
+        views = fetch(share.views)
+        samples = samples_of(share.groups, views)
+        batch = LearnerBatch(share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True)
+        if self.settings.objective == "answer":
+            batch.samples, batch.kind = self._agreeing(share.groups, views), "sft"
+            batch.options["sampled"] = samples
+        return batch
+
+    def _agreeing(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
+        """Up to `evolution.train_samples` episodes of each group that gave its label, with the pictures as they are.
+
+        With `serve.augmentations` also as corrected: what the policy can do in usual light remains in what it learns.
+        """
+        samples, settings, names = [], self.config.evolution, self.config.serve.augmentations
+        for group, group_views in zip(groups, views, strict=True):
+            candidates = agreeing(group.trajectories, group.question.meta["pseudo_label"])
+            rng = random.Random(group.id)
+            for trajectory in rng.sample(candidates, min(settings.train_samples, len(candidates))):
+                shown = [group_views[trajectory.id]]
+                if names:
+                    shown.append(corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names)))
+                samples += [from_trajectory(trajectory, pictures) for pictures in shown]
+        return samples
+
+    def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
+        """Report the update to Evolution; returns when its candidate, if there is one, is promoted or rejected."""
+        if self.rank:
+            return StepResult()
+        result: StepResult = ray.get(self.actor.step_done.remote(batch.step, version, self.incarnation, metrics))
+        # A restarted Evolution ignores the update and hands out its approved tasks again: the weights must lose it.
+        self.last_state = result.state or {**self.last_state, "base": None}
+        return result
+
+    def state(self) -> dict[str, Any]:
+        """Origin of the weights and state of the KL controller."""
+        return self.last_state
+
+    def end(self) -> None:
+        """Publish the updates since the last candidate."""
+        if not self.weights.unpublished:
+            return
+        version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})
+        if self.rank == 0:
+            ray.get(self.actor.candidate.remote(version))

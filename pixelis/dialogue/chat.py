@@ -1,0 +1,152 @@
+"""Episodes with a chat model: calls and answers are text in a dialect, pictures are parts of the messages."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from pixelis.dialogue.agent import Outcome
+from pixelis.dialogue.dialects import Dialect, Piece, Reply
+from pixelis.operations.operation import Operation
+from pixelis.operations.scale import Scale
+from pixelis.records import Coordinates, ImageView, Question, StopReason, Turn
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """What a chat model said. ``truncated``: the limit of its length ended it."""
+
+    text: str
+    reasoning: str = ""
+    truncated: bool = False
+
+    @property
+    def transcript(self) -> str:
+        """The text after the reasoning in thought tags."""
+        return f"<think>{self.reasoning}</think>\n{self.text}" if self.reasoning else self.text
+
+
+class ChatConversation:
+    """A conversation, for `dialogue.agent.play`, in the messages of an OpenAI-compatible API.
+
+    ``ask`` returns the reply to messages. ``instruct`` adds the dialect's instructions; ``slack`` and ``clamp`` are
+    those of `Scale`. ``parts`` are the parts of a message that show a picture, by its id; other pictures are sent as
+    PNG. ``examples`` is the text of demonstrations to imitate, for the system message: earlier answers then have the
+    dialect's form, and pictures follow their ids, as in the demonstrations.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[list[Message]], Awaitable[ChatReply]],
+        dialect: Dialect,
+        operations: Mapping[str, type[Operation]],
+        coordinates: Coordinates,
+        *,
+        instruct: bool = True,
+        max_calls: int = 1,
+        slack: int = 0,
+        clamp: bool | None = None,
+        parts: Mapping[str, list[Message]] | None = None,
+        examples: str = "",
+    ):
+        self.ask, self.dialect, self.operations, self.coordinates = ask, dialect, operations, coordinates
+        self.instruct, self.max_calls, self.slack, self.clamp = instruct, max_calls, slack, clamp
+        self.parts, self.examples = dict(parts or {}), examples
+        self.messages: list[Message] = []
+
+    def begin(self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> list[Turn]:
+        """The system message, the earlier exchanges and the question; the turns repeat them as text."""
+        self._add_pictures(images, views)
+        turns = list[Turn]()
+        if self.instruct:
+            system = text_of(self.dialect.system(images, self.operations, self.coordinates, self.max_calls))
+            if system := "\n\n".join(filter(None, (system, self.examples))):
+                self.messages.append({"role": "system", "content": system})
+                turns.append(Turn(role="system", text=system))
+        left = list(images)
+        for exchange in question.history:
+            shown = [image for image in left if (image.parent or image.id) in exchange.media]
+            left = [image for image in left if image not in shown]
+            answer = exchange.answer
+            if self.examples:
+                answer = "".join(self.dialect.render(answer, self._scale(images)))
+            turn = self._ask_about(exchange.question, shown)
+            self.messages.append({"role": "assistant", "content": answer})
+            turns.append(turn.model_copy(update={"text": f"{turn.text}\n{answer}"}))
+        return [*turns, self._ask_about(question.question, left)]
+
+    async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
+        """The model's next message."""
+        message = await self.ask(list(self.messages))
+        self.messages.append({"role": "assistant", "content": message.text})
+        reply = self.dialect.parse(message.text, self.operations, self._scale(images), self.max_calls)
+        turn = Turn(
+            role="assistant",
+            text=message.transcript,
+            action=reply.action,
+            further_actions=list(reply.further_actions),
+            error=reply.error.code if reply.error else None,
+        )
+        return turn, reply, StopReason.LENGTH if message.truncated else None
+
+    def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn]:
+        """One message with the observations of a turn."""
+        turns, content = list[Turn](), list[Message]()
+        for place, (observation, views) in enumerate(results):
+            self._add_pictures(observation.images, views)
+            instruct = self.instruct and place == len(results) - 1
+            pieces = self.dialect.observation(observation, images_so_far, instruct)
+            content += self._content(pieces)
+            shown = [image.id for image in observation.images]
+            turns.append(Turn(role="tool", text=text_of(pieces), images=shown, observation=observation))
+            images_so_far += len(shown)
+        self.messages.append({"role": "user", "content": content})
+        return turns
+
+    def _add_pictures(self, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> None:
+        self.parts |= {image.id: [picture_part(png_url(view))] for image, view in zip(images, views, strict=False)}
+
+    def _ask_about(self, text: str, images: Sequence[ImageView]) -> Turn:
+        pieces = self.dialect.question(text, images, bool(self.operations), self.instruct)
+        self.messages.append({"role": "user", "content": self._content(pieces)})
+        return Turn(role="user", text=text_of(pieces), images=[image.id for image in images])
+
+    def _content(self, pieces: Sequence[Piece]) -> list[Message]:
+        parts = list[Message]()
+        for piece in pieces:
+            if isinstance(piece, ImageView):
+                name = [{"type": "text", "text": f"[{piece.id}]"}] if self.examples else []
+                parts += [*name, *self.parts[piece.id]]
+            elif self.examples and parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += str(piece)
+            else:
+                parts.append({"type": "text", "text": str(piece)})
+        return parts
+
+    def _scale(self, images: Sequence[ImageView]) -> Scale:
+        return Scale.of(self.coordinates, images, slack=self.slack, clamp=self.clamp)
+
+
+def text_of(pieces: Sequence[Piece]) -> str:
+    """The text among the pieces of a turn."""
+    return "".join(str(piece) for piece in pieces if isinstance(piece, str))
+
+
+def picture_part(url: str) -> Message:
+    """A picture at a URL as a part of a message."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def png_url(view: np.ndarray) -> str:
+    """A uint8 [h, w, 3] picture as a PNG in a ``data:`` URL."""
+    file = io.BytesIO()
+    Image.fromarray(view).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

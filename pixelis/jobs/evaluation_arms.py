@@ -1,0 +1,167 @@
+"""An evaluated policy or model: its summary and episodes, the files of an evaluation, and comparisons with others."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from pixelis.actors import evaluation_report
+from pixelis.actors.group_views import GroupViews
+from pixelis.config import Config
+from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.evaluation import outputs
+from pixelis.evaluation.capabilities import capabilities
+from pixelis.evaluation.causes import error_causes
+from pixelis.evaluation.metrics import correctness, summarise
+from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
+from pixelis.evaluation.statistics import compare
+from pixelis.records import Group
+from pixelis.rewards.extraction import answers_of
+from pixelis.rewards.grader import Grader
+from pixelis.rewards.services import Services, shared_services
+
+
+@dataclass
+class Arm:
+    """One evaluated policy: its summary and the groups with references to their views."""
+
+    name: str
+    summary: dict[str, Any]
+    groups: list[Group]
+    views: list[GroupViews]
+
+    @property
+    def correct(self) -> dict[str, float]:
+        """Correctness by question."""
+        return correctness(self.groups)
+
+
+def summary_of(
+    config: Config, name: str, groups: Sequence[Group], services: Services, seeds: Sequence[int] = (), samples: int = 1
+) -> dict[str, Any]:
+    """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
+    metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
+    answers = answers_of(groups, config.rewards, services)
+    metrics |= {"answered": sum(answer is not None for answer in answers.values()), **count_errors(groups, answers)}
+    if uses := capabilities(groups):
+        metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
+    return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
+
+
+def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds: Sequence[int] = (), samples: int = 1) -> Arm:
+    """The scored episodes of a model that is no policy of ours."""
+    with ThreadPoolExecutor(4) as pool:
+        scored = list(pool.map(grader.score, groups))
+    return Arm(name, summary_of(config, name, scored, grader.services, seeds, samples), scored, [])
+
+
+def evaluate_sets(
+    config: Config, folder: Path, max_pixels: int | None, measure: Callable[[str, str, bool], Arm], operations: bool
+) -> list[Arm]:
+    """Measure every set, also without operations if `evaluate.direct` is set; saves the episodes.
+
+    ``measure`` evaluates a source under a name, with or without operations.
+    """
+    e, arms = config.evaluate, list[Arm]()
+    for name, source in (e.sets or {config.run.name: config.data.evaluate}).items():
+        label = arm_name(name, max_pixels)
+        arm = measure(label, source, operations)
+        save(config, folder, arm)
+        if e.direct:
+            direct = measure(f"{label}-direct", source, False)
+            save(config, folder, direct)
+            arm.summary |= {"direct": direct.summary, "operations_gain": compare(arm.correct, direct.correct)}
+        if e.baseline is not None:
+            arm.summary["baseline"] = compare_with(e.baseline, arm)
+        if max_pixels is not None:
+            arm.summary |= {"set": name, "max_pixels": max_pixels}
+        arms.append(arm)
+    return arms
+
+
+def arm_name(name: str, max_pixels: int | None) -> str:
+    """Name of the evaluation of a set with a pixel budget, in reports and files."""
+    return name if max_pixels is None else f"{name}-{max_pixels}px"
+
+
+def save(config: Config, folder: Path, arm: Arm) -> None:
+    """Write ``trajectories-NAME.jsonl``, one group per line, and ``scores-NAME.jsonl``, one question per line.
+
+    With ``evaluate.images`` also every view, below ``images-NAME``: the ``uri`` of an image in a trajectory is then its file,
+    relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
+    """
+    if config.evaluate.images and arm.views:
+        paths = ray.get(evaluation_report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
+        for trajectory in (trajectory for group in arm.groups for trajectory in group.trajectories):
+            for image, path in zip(trajectory.images, paths[trajectory.id], strict=True):
+                image.uri = str(Path(path).relative_to(folder))
+    with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
+        out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
+    answers = answers_of(arm.groups, config.rewards, shared_services(config.rewards))
+    with (folder / f"scores-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in question_rows(arm.groups, answers))
+    model = config.evaluate.api.model or config.policy.adapter or config.policy.model
+    for system in config.evaluate.outputs:
+        for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(text, encoding="utf-8")
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
+    """The arm minus the scores of the same questions in another run.dir. MissingFile, BadInput."""
+    other = baseline_scores(baseline, arm.name)
+    if len(other.keys() & arm.correct.keys()) < 2:
+        message = f"evaluate.baseline={baseline} shares no questions with {arm.name}"
+        raise BadInput(message, fix="name the run.dir of an evaluation of the same sets")
+    return compare(arm.correct, other)
+
+
+def baseline_scores(baseline: str, name: str) -> dict[str, float]:
+    """Mean score by question of the set ``name`` in the run.dir of another evaluation, or of its only set.
+
+    Raises MissingFile, BadInput.
+    """
+    folder = Path(baseline)
+    path = folder / f"scores-{name}.jsonl"
+    if not path.is_file():
+        others = sorted(folder.glob("scores-*.jsonl"))
+        if len(others) != 1:
+            message = f"evaluate.baseline={baseline} has {len(others) or 'no'} files of scores and no {path.name}"
+            raise MissingFile(message, fix="name the run.dir of an evaluation of the same sets")
+        (path,) = others
+    try:
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
+        scores = {row["id"]: [score for score in row["scores"] if score is not None] for row in rows}
+        return {id: statistics.fmean(values) for id, values in scores.items() if values}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise BadInput(f"{path} is no file of scores: {error!r:.100}", fix="name the run.dir of an evaluation") from None
+
+
+def check_baseline(config: Config) -> None:
+    """Read the scores of `evaluate.baseline`, if it is set, for every set and pixel budget.
+
+    Raises BadConfig if it is the evaluation's own run.dir, whose scores are replaced before they are compared; and as
+    `baseline_scores`.
+    """
+    e = config.evaluate
+    if e.baseline is None:
+        return
+    if Path(e.baseline).resolve() == Path(config.run.dir).resolve():
+        message = f"evaluate.baseline={e.baseline} is the run.dir of this evaluation, which would be compared with itself"
+        raise BadConfig(message, fix="choose another run.dir")
+    names = [Path(e.answers).stem] if e.answers is not None else list(e.sets) or [config.run.name]
+    budgets: list[int | None] = [*e.max_pixels] if e.answers is None else []
+    for name in names:
+        for max_pixels in budgets or [None]:
+            baseline_scores(e.baseline, arm_name(name, max_pixels))

@@ -1,0 +1,408 @@
+"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its provenance.
+
+The samples of a request vote on its answer (majority label of TTRL, arXiv 2504.16084), in classes of answers that the reward
+calls equal (``pixelis.rewards.equality``). An experience votes only when it answers the same question about a very similar
+picture (``compatible``). Experiences may support or weaken the samples' answer; an answer that the samples alone would not have
+elected teaches nothing (reason ``overruled``). Feedback may remove an experience's vote and never casts one, so that poisoned
+feedback can only reduce what is learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pixelis.config import EvolutionConfig, VotingConfig
+from pixelis.records import Action, Experience, Feedback, Neighbour, Question, Trajectory, Verdict, Vote
+from pixelis.rewards.equality import Same, classes, same_text, spellings
+from pixelis.rewards.scorers import box_iou, canonical
+
+TIE = "tie"
+NO_ANSWER = "no_answer"
+INSUFFICIENT = "insufficient_votes"
+ABSTAINED = "abstained"
+OVERRULED = "overruled"
+COLD_START = "cold_start"
+TRAJECTORY = "trajectory"
+"""Strategy that votes on answers and sequences of operations."""
+CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
+"""Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
+MIN_VOTES = 3
+"""Fewer votes are no evidence of agreement: one sample always agrees with itself."""
+CONFIDENT = 0.5
+"""Strategy ``confidence``: the confidence of a heaviest vote below this weight is halved."""
+UNANIMOUS = 1.2
+"""Factor of an ensemble's confidence when all its strategies agree."""
+
+
+def agrees(answer: str | None, label: str) -> bool:
+    """True when ``answer`` is the text or the quantity of ``label``, whichever scorer a question has."""
+    return answer is not None and same_text(answer, label)
+
+
+def contradicts(feedback: Feedback, label: str) -> bool:
+    """True when feedback calls an answer wrong whose label is this one, or gives another answer."""
+    other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
+    return other_answer if feedback.correct is None else not feedback.correct
+
+
+# -- voters --------------------------------------------------------------------------------------------------------
+
+
+def self_confidence(trajectory: Trajectory) -> float:
+    """Geometric mean of the token probabilities of the policy's last turn, 0..1; 0 without log-probs."""
+    last = next((turn for turn in reversed(trajectory.turns) if turn.is_policy), None)
+    if last is None or not last.log_probs:
+        return 0.0
+    mean = math.fsum(last.log_probs) / len(last.log_probs)
+    return 0.0 if math.isnan(mean) else math.exp(min(mean, 0.0))
+
+
+def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig) -> bool:
+    """True when the experience may vote on this question.
+
+    Text, options and kinds of media must be equal, the similarity sufficient, and the experience's answer elected by a vote (no
+    tie, cold start, ...) and not called wrong since.
+    """
+    experience = neighbour.experience
+    return (
+        neighbour.similarity >= config.neighbours.min_similarity
+        and _content(experience.question) == _content(question)
+        and bool((experience.verdict.answer or "").strip())
+        and experience.verdict.reason not in CLOSED
+        and experience.status not in ("failed", "archived")
+        and not called_wrong(experience)
+    )
+
+
+def called_wrong(experience: Experience) -> bool:
+    """True when the last feedback about the answer calls it wrong or gives another answer."""
+    for feedback in reversed(experience.feedback):
+        if feedback.correct is not None:
+            return not feedback.correct
+        if feedback.answer is not None and experience.verdict.answer is not None:
+            return not agrees(feedback.answer, experience.verdict.answer)
+    return False
+
+
+def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
+    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x similarity.
+
+    The success factor is .5 + .5 rate after the first retrieval, 1 before; the priority factor .5 + .5 min(priority, 2) / 2.
+    ``now`` in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a failed retrieval worth .5
+    instead of 1.
+    """
+    experience = neighbour.experience
+    success = 0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
+    age_hours = max(now - experience.created_at, 0.0) / 3600
+    decay = math.exp(-age_hours / config.neighbours.decay_hours)
+    priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
+    return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
+
+
+# -- strategies -----------------------------------------------------------------------------------------------------
+
+
+class Ballot(NamedTuple):
+    """A vote for a class of equal answers, by its name; None without an answer."""
+
+    key: str | None
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """Result of a strategy: the best classes of answers, more than one when tied, in voting order; confidence 0..1."""
+
+    best: tuple[str, ...]
+    confidence: float
+
+    @property
+    def key(self) -> str | None:
+        """The first of the best answers; None when nobody answered."""
+        return self.best[0] if self.best else None
+
+
+Strategy = Callable[[Sequence[Ballot]], Elected]
+NO_ELECTION = Elected((), 0.0)
+
+
+def by_majority(votes: Sequence[Ballot]) -> Elected:
+    """The most common answer; confidence is its share of *all* votes, those without an answer included."""
+    counts = Counter(v.key for v in votes if v.key is not None)
+    return Elected(_best(counts), max(counts.values()) / len(votes)) if counts else NO_ELECTION
+
+
+def by_weight(votes: Sequence[Ballot]) -> Elected:
+    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its share of votes."""
+    weights, total = _weights(votes), math.fsum(v.weight for v in votes)
+    if not weights:
+        return NO_ELECTION
+    best = _best(weights)
+    share = sum(v.key == best[0] for v in votes) / len(votes)
+    return Elected(best, _unit(weights[best[0]] / total) * agreement_factor(share) if total else 0.0)
+
+
+def by_confidence(votes: Sequence[Ballot]) -> Elected:
+    """The answer of the single heaviest vote; confidence is its weight, halved when that is below .5."""
+    heaviest: dict[str, float] = {}
+    for v in votes:
+        if v.key is not None:
+            heaviest[v.key] = max(heaviest.get(v.key, 0.0), v.weight)
+    if not heaviest:
+        return NO_ELECTION
+    weight = max(heaviest.values())
+    return Elected(_best(heaviest), _unit(weight if weight >= CONFIDENT else weight / 2))
+
+
+def by_ensemble(votes: Sequence[Ballot]) -> Elected:
+    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when all agree.
+
+    A tied strategy does not count: the first of its tied answers would be an accident of order.
+    """
+    results = [strategy(votes) for strategy in SINGLE.values()]
+    clear = Counter(e.best[0] for e in results if len(e.best) == 1)
+    mean = math.fsum(e.confidence for e in results) / len(results)
+    if not clear:
+        return Elected(results[0].best, mean)
+    best = _best(clear)
+    return Elected(best, min(mean * UNANIMOUS, 1.0) if clear[best[0]] == len(results) else mean)
+
+
+def by_trajectory(votes: Sequence[Ballot]) -> Elected:
+    """The answer whose trajectories are most and most alike; confidence is the sum of their weights / the number of votes.
+
+    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, see ``_consistency``: an
+    answer that was reached in unlike ways is trusted less.
+    """
+    weights = _weights(votes)
+    if not weights:
+        return NO_ELECTION
+    best = _best(weights)
+    return Elected(best, _unit(weights[best[0]] / len(votes)))
+
+
+SINGLE: dict[str, Strategy] = {"majority": by_majority, "weighted": by_weight, "confidence": by_confidence}
+STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble, TRAJECTORY: by_trajectory}
+"""Strategies by the name in ``evolution.vote.strategy``."""
+
+
+def agreement_factor(share: float) -> float:
+    """Factor .5..1 of the share of votes for an answer: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in between.
+
+    Pixelis' factor except for its first piece, .6 + .2 a / .3, which jumped from .8 down to .6 at .3: here more agreement is
+    never worth less.
+    """
+    if share > 0.7:
+        return min(0.8 + 0.2 * (share - 0.7) / 0.3, 1.0)
+    if share < 0.3:
+        return 0.5 + 0.1 * max(share, 0.0) / 0.3
+    return 0.6 + 0.2 * (share - 0.3) / 0.4
+
+
+def probability(confidence: float, calibration: tuple[float, float] | None) -> float:
+    """Confidence as the probability of a right answer, by slope and intercept of a logistic curve; unchanged without them.
+
+    Source: Platt, Probabilistic outputs for support vector machines (1999).
+    """
+    if calibration is None:
+        return confidence
+    slope, intercept = calibration
+    return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))  # the logistic function, which cannot overflow
+
+
+# -- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def vote(
+    trajectories: Sequence[Trajectory],
+    neighbours: Sequence[Neighbour],
+    config: EvolutionConfig,
+    question: Question,
+    now: float,
+    same: Same = same_text,
+) -> Verdict:
+    """The verdict of a request's samples and the compatible ones among the experiences retrieved for it.
+
+    Answers that are the ``same`` vote together, see ``pixelis.rewards.equality.Equality``. A tie reports the first of the tied
+    answers, reason ``tie``. With fewer than ``min_votes`` answers the first is reported with half its confidence, reason
+    ``insufficient_votes``. A winner below the share ``abstain`` of all votes is no answer, reason ``abstained``. A winner that
+    the samples alone would not have elected is ``overruled``. None of these becomes an update. ``now`` is in seconds since the
+    epoch.
+    """
+    unweighted = config.vote.strategy in ("majority", TRAJECTORY)
+    samples = [_sample_vote(t, unweighted) for t in trajectories]
+    voting = [n for n in neighbours if compatible(question, n, config)]
+    experiences = [
+        Vote(
+            answer=n.experience.verdict.answer,
+            weight=1.0 if config.vote.strategy == "majority" else neighbour_weight(n, config, now),
+            source="neighbour",
+            id=n.experience.id,
+            confidence=_unit(n.experience.verdict.confidence),
+            similarity=n.similarity,
+        )
+        for n in voting
+    ]
+    votes = [*samples, *experiences]
+    names = classes([v.answer for v in votes], same)
+    if config.vote.strategy == TRAJECTORY:
+        _consistency(votes, names, [*trajectories, *(n.experience.trajectory for n in voting)])
+    verdict = _verdict(votes, names, config.vote)
+    verdict.neighbours = len(neighbours)
+    if experiences and not verdict.reason:
+        winner = next(name for v, name in zip(votes, names, strict=True) if v.elected)
+        alone = STRATEGIES[config.vote.strategy](_ballots(samples, names[: len(samples)])).best
+        if winner not in alone:
+            verdict.reason = OVERRULED
+    return verdict
+
+
+def direct(trajectories: Sequence[Trajectory]) -> Verdict:
+    """The answer of the first sample that reached one, with its own confidence; reason ``cold_start``.
+
+    For a memory that is too small for a vote. Source: Pixelis answers directly until its buffer is filled; one sample alone would
+    often give no answer at all.
+    """
+    first = next((t for t in trajectories if classes([t.answer])[0] is not None), trajectories[0])
+    own = _sample_vote(first, unweighted=False)
+    (key,) = classes([own.answer])
+    own.elected = key is not None
+    return Verdict(
+        answer=None if key is None else own.answer,
+        confidence=0.0 if key is None else own.weight,
+        strategy="direct",
+        votes=[own],
+        reason=COLD_START,
+        self_answer=trajectories[0].answer,
+        answer_weights={} if key is None else {key: own.weight},
+    )
+
+
+def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES, same: Same = same_text) -> Verdict:
+    """The unweighted vote of answers without trajectories: the label of TTRL."""
+    votes = [Vote(answer=answer) for answer in answers]
+    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority", min_votes=min_votes))
+
+
+def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
+    confidence = self_confidence(trajectory)
+    weight = 1.0 if unweighted else confidence
+    return Vote(answer=trajectory.answer, weight=weight, id=trajectory.id, confidence=confidence)
+
+
+def _consistency(votes: Sequence[Vote], names: Sequence[str | None], trajectories: Sequence[Trajectory]) -> None:
+    """Multiply each weight by the mean similarity of its operations to those of all votes for its answer, its own included."""
+    sequences = [t.actions for t in trajectories]
+    for i, name in enumerate(names):
+        alike = [action_similarity(sequences[i], sequences[j]) for j, other in enumerate(names) if other == name]
+        votes[i].weight *= math.fsum(alike) / len(alike)
+
+
+def _ballots(votes: Sequence[Vote], names: Sequence[str | None]) -> list[Ballot]:
+    return [Ballot(name, v.weight) for v, name in zip(votes, names, strict=True)]
+
+
+def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfig) -> Verdict:
+    ballots = _ballots(votes, names)
+    elected = STRATEGIES[config.strategy](ballots)
+    spelling = spellings([v.answer for v in votes], names)
+    verdict = Verdict(
+        answer=None,
+        confidence=0.0,
+        strategy=config.strategy,
+        votes=votes,
+        self_answer=votes[0].answer if votes and votes[0].source == "sample" else None,
+        answer_weights=_weights(ballots),
+    )
+    if config.strategy == "ensemble":
+        keys = {name: strategy(ballots).key for name, strategy in SINGLE.items()}
+        verdict.strategies = {name: None if key is None else spelling[key] for name, key in keys.items()}
+    if elected.key is None:
+        verdict.reason = NO_ANSWER
+        return verdict
+    cast = [i for i, name in enumerate(names) if name is not None]
+    share = sum(name == elected.key for name in names) / len(votes)
+    if len(cast) < config.min_votes:
+        winner, first = names[cast[0]], votes[cast[0]]
+        own = names.count(winner) / len(votes) if config.strategy == "majority" else first.weight
+        verdict.answer, verdict.confidence, verdict.reason = first.answer, _unit(own) / 2, INSUFFICIENT
+    elif (elected.confidence if config.strategy == TRAJECTORY else share) < config.abstain:
+        verdict.reason = ABSTAINED
+        return verdict
+    else:
+        winner = elected.key
+        verdict.answer, verdict.confidence = spelling[winner], probability(_unit(elected.confidence), config.calibration)
+        verdict.reason = TIE if len(elected.best) > 1 else ""
+    for v, name in zip(votes, names, strict=True):
+        v.elected = name == winner
+    return verdict
+
+
+# -- similarity of operations ---------------------------------------------------------------------------------------
+
+
+def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:
+    """Value of the best alignment of two sequences / the longer length, 0..1; 1 if both are empty.
+
+    An aligned pair of the same operation is worth one half, and another half for equal arguments; of boxes, their IoU.
+    Source: Pixelis (arXiv 2603.25091).
+    """
+    if not a or not b:
+        return float(not a and not b)
+    best = [0.0] * (len(b) + 1)
+    for left in a:
+        row = [0.0]
+        for j, right in enumerate(b):
+            row.append(max(best[j + 1], row[j], best[j] + _pair(left, right)))
+        best = row
+    return best[-1] / max(len(a), len(b))
+
+
+def _pair(a: Action, b: Action) -> float:
+    if a.op != b.op:
+        return 0.0
+    if a.target != b.target:
+        return 0.5
+    values = []
+    for key in sorted(a.arguments.keys() | b.arguments.keys()):
+        left: Any = a.arguments.get(key)
+        right: Any = b.arguments.get(key)
+        values.append(box_iou(left, right) if _is_box(left) and _is_box(right) else float(left == right))
+    return 0.5 + 0.5 * (sum(values) / len(values) if values else 1.0)
+
+
+def _is_box(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) != 4 or not all(isinstance(v, (int, float)) for v in value):
+        return False
+    return bool(value[0] < value[2] and value[1] < value[3])
+
+
+def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
+    """Canonical text, kinds of media, canonical options."""
+    options = question.meta.get("options") or ()
+    values = options.values() if isinstance(options, dict) else options
+    return canonical(question.conversation), [m.kind for m in question.media], tuple(canonical(str(option)) for option in values)
+
+
+def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
+    """Total weight by class of answers, in voting order; independent of the order of equal answers."""
+    parts: dict[str, list[float]] = {}
+    for v in votes:
+        if v.key is not None:
+            parts.setdefault(v.key, []).append(v.weight)
+    return {key: math.fsum(values) for key, values in parts.items()}
+
+
+def _best(weights: Mapping[str, float]) -> tuple[str, ...]:
+    """The keys of the largest weight."""
+    largest = max(weights.values())
+    return tuple(key for key, weight in weights.items() if math.isclose(weight, largest, rel_tol=1e-9))
+
+
+def _unit(value: float) -> float:
+    """Clamped to 0..1; NaN becomes 0."""
+    return min(max(value, 0.0), 1.0) if not math.isnan(value) else 0.0

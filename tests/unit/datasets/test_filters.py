@@ -1,0 +1,89 @@
+"""Pass rates and perception utility on tables of outcomes; evaluation questions are found by text and picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from refined import demonstration
+
+from pixelis.config import load
+from pixelis.config.refinement import PassRateConfig
+from pixelis.datasets.refinement import filters
+from pixelis.datasets.refinement.episodes import Episodes
+from pixelis.datasets.refinement.filters import Outcomes
+from pixelis.errors import DataFailure
+from pixelis.records import Group, Question, Trajectory
+
+EIGHT = PassRateConfig(episodes=8)
+
+
+@pytest.mark.parametrize(("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")])
+def test_questions_always_or_never_answered_are_dropped(right: int, cause: str | None):
+    assert filters.drop_cause(Outcomes([1.0] * right + [0.0] * (8 - right)), EIGHT) == cause
+
+
+def test_an_unscored_episode_is_not_a_zero():
+    rows = [("q", True, 1.0), ("q", True, None), ("q", True, 0.0), ("lost", True, None)]
+    outcomes = filters.group_outcomes(rows)
+    assert outcomes["q"].rate == 0.5
+    assert filters.drop_cause(outcomes["q"], EIGHT) is None
+    assert filters.drop_cause(outcomes["lost"], EIGHT) == "no_pass_rate"
+    assert filters.drop_cause(None, EIGHT) == "no_pass_rate"
+
+
+@pytest.mark.parametrize(
+    ("looking", "glance", "cause"),
+    [
+        ([1, 1, 1, 0], [0, 0, 0, 0], None),
+        ([1, 1, 1, 0], [1, 1, 0, 0], None),
+        ([1, 1, 1, 0], [1, 1, 1, 0], "looking_does_not_pay"),  # as good at a glance
+        ([1, 1, 0, 0], [1, 1, 0, 0], "looking_does_not_pay"),
+        ([1, 1, 1, 0], [], "no_pass_rate"),
+        ([0, 0, 0, 0], [0, 0, 0, 0], "too_hard"),
+    ],
+)
+def test_questions_without_perception_utility_are_dropped(looking: list, glance: list, cause: str | None):
+    rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
+    assert filters.drop_cause(filters.group_outcomes(rows)["q"], PassRateConfig(episodes=4, utility=True)) == cause
+
+
+def test_evaluation_questions_are_found_by_text_and_picture():
+    held_out = [Question(id="e1", question="Which digit is in the red frame?"), Question(id="e2", question="How many?")]
+    held_pictures = {"e1": ["p1"], "e2": ["p2", "p3"]}
+    ours = [
+        demonstration("same", question="which digit  is in the RED frame?"),
+        demonstration("other picture"),
+        demonstration("other question", question="Which colour has the frame?"),
+        demonstration("two", question="How many?"),
+    ]
+    pictures = {"same": ["p1"], "other picture": ["p9"], "other question": ["p1"], "two": ["p3", "p2"]}
+    hits = filters.leaks(ours, pictures, held_out, held_pictures)
+    assert hits == {"same": "e1", "two": "e2"}
+    stricter = filters.leaks(ours, pictures, held_out, held_pictures, "picture")
+    assert set(stricter) == {"same", "other question", "two"}
+    with pytest.raises(DataFailure, match="2 of the questions are evaluation questions: same = e1, two = e2") as caught:
+        filters.refuse(hits)
+    assert caught.value.code == "held_out"
+    filters.refuse({})
+
+
+def test_episodes_are_played_once(tmp_path: Path):
+    """What was played counts for the same questions and settings alone; a torn file is played again."""
+    questions = [Question(id="q", question="Which digit?", answers=["7"])]
+
+    def episodes(*given: str) -> Episodes:
+        return Episodes(load(None, ["refinement.pass_rate.episodes=2", *given]), tmp_path, questions)
+
+    one = episodes("refinement.pass_rate.utility=true")
+    assert one.missing() == ["looking", "glance"]
+    assert one.config.evaluate.sampling.temperature == 1.0
+    right, unscored = (Trajectory(question_id="q", group_id="g", turns=[], rewards=r) for r in ({"accuracy": 1.0}, {}))
+    one.store("looking", [Group(id="g", question=questions[0], trajectories=[right, unscored])])
+    one.store("glance", [Group(id="g", question=questions[0], trajectories=[right])])
+    repeated = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
+    assert repeated.missing() == []
+    assert repeated.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])
+    assert episodes("run.seed=5").missing() == ["looking"]
+    (tmp_path / "episodes-looking.json").write_text('{"identity": "', encoding="utf-8")
+    assert episodes().missing() == ["looking"]

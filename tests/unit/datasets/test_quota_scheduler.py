@@ -1,0 +1,217 @@
+"""The plan of a synthesis: targets add up, and a run that was killed anywhere ends as one that was not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config.synthesis import SynthesisConfig
+from pixelis.datasets.synthesis import quota_scheduler
+from pixelis.datasets.synthesis.executor import sample_id
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, apportion, quotas
+from pixelis.datasets.synthesis.sample_builder import Attempt
+from pixelis.errors import BadConfig, BadInput
+from pixelis.records import Demonstration, Question, Step
+
+SHARD = 8
+
+
+@given(st.integers(0, 5000), st.lists(st.floats(0.001, 1), min_size=1, max_size=12))
+def test_counts_add_up(total: int, weights: list[float]) -> None:
+    shares = [w / sum(weights) for w in weights]
+    counts = apportion(total, shares)
+    assert sum(counts) == total
+    assert all(abs(count - total * share) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True))
+
+
+def write_rows(path: Path, count: int) -> str:
+    path.write_text("".join(Question(id=f"r{i}", question="?").model_dump_json() + "\n" for i in range(count)))
+    return str(path)
+
+
+def settings(tmp_path: Path, rows: int = 30, **more: object) -> SynthesisConfig:
+    return SynthesisConfig.model_validate(
+        {
+            "datasources": {"a": {"path": write_rows(tmp_path / "a.jsonl", rows)}},
+            "tasks": {"t": {"target_sample_count": 40, "source_datasets": ["a"]}},
+            "round": 24,
+            **more,
+        }
+    )
+
+
+def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
+    """Depends on the attempt alone: a third gives nothing, some say what another said."""
+    luck = hashlib.sha256(repr(attempt).encode()).digest()[0]
+    if luck < 80:
+        return None, "unsuitable"
+    name = f"{attempt.row if luck < 110 else repr(attempt)}"
+    turns = [Step(answer=name)]
+    return Demonstration(id=sample_id(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind), ""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small shards, so that few attempts fill several."""
+    monkeypatch.setattr(quota_scheduler, "SHARD", SHARD)
+    monkeypatch.setattr(quota_scheduler, "PASSES", 3)
+
+
+class Killed(Exception):
+    """Stands for SIGKILL between two writes."""
+
+
+def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None) -> QuotaScheduler:
+    scheduler, rows, shards = QuotaScheduler(folder, s, seed), SourceRows(s), 0
+    while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
+        left = scheduler.left()
+        for begin in range(0, len(left), SHARD):
+            if stop_after is not None and shards >= stop_after:
+                raise Killed
+            scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + SHARD]])
+            shards += 1
+            if scheduler.completed >= scheduler.target:
+                break
+    return scheduler
+
+
+def union(folder: Path) -> list[str]:
+    return [line for path in sorted((folder / "samples").glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 7, pytest.param(10, marks=pytest.mark.long)])
+def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
+    s = settings(tmp_path)
+    whole = synthesize(tmp_path / "whole", s)
+    with pytest.raises(Killed):
+        synthesize(tmp_path / "killed", s, stop_after=stop_after)
+    # What a kill between two writes leaves: a half-written file, and samples without the record of their shard.
+    (tmp_path / "killed" / "samples" / "000-00099.part").write_text("{")
+    planned = max((path.stem for path in (tmp_path / "killed" / "rounds").glob("*.json")), default="")
+    if records := sorted((tmp_path / "killed" / "shards").glob(f"{planned}-*.json")):
+        records[-1].unlink()
+    resumed = synthesize(tmp_path / "killed", s)
+    assert union(tmp_path / "killed") == union(tmp_path / "whole")
+    assert resumed.summary() == whole.summary()
+    ids = [json.loads(line)["id"] for line in union(tmp_path / "killed")]
+    assert len(set(ids)) == len(ids) == whole.completed
+
+
+def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
+    summary = synthesize(tmp_path / "run", settings(tmp_path)).summary()
+    assert summary["kinds"] == {
+        "golden": 24,
+        "outcome_negative": 4,
+        "trap_perceptual": 2,
+        "trap_logical": 2,
+        "self_correction": 8,
+    }
+    assert summary["shortfall"] == {}
+    assert summary["dropped"]["unsuitable"] > 0
+
+
+def test_targets_beyond_the_rows_are_a_shortfall(tmp_path: Path) -> None:
+    scheduler = synthesize(tmp_path / "run", settings(tmp_path, rows=4))
+    assert scheduler.completed < scheduler.target
+    assert sum(scheduler.shortfall().values()) == scheduler.target - scheduler.completed
+    assert scheduler.left() == []
+    assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).completed == scheduler.completed
+
+
+def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> None:
+    s = settings(
+        tmp_path, datasources={"a": {"path": str(tmp_path / "b.jsonl"), "rows": 300}, "c": {"path": str(tmp_path / "c.jsonl")}}
+    )
+    texts = {f"r{i}": f"Größe {i}? " + "x" * 10_000 for i in range(310)}
+    lines = [Question(id=id, question=text).model_dump_json() + "\n" for id, text in texts.items()]
+    (tmp_path / "b.jsonl").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "c.jsonl").write_text("\n", encoding="utf-8")
+    (tmp_path / "rows").mkdir()
+    rows = SourceRows(s, folder=tmp_path / "rows")
+    rows.get("a", 0)
+    tracemalloc.start()
+    for number in (3, 1, 200, 199, 299, 0, 150):
+        assert Question.model_validate_json(str(rows.get("a", number))).question == texts[f"r{number}"]
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 1_500_000, "of 3 MB"
+    assert (rows.get("a", 300), rows.count("a")) == (None, 300)
+    with pytest.raises(BadInput, match="no question"):
+        rows.get("c", 0)
+    assert not list((tmp_path / "rows").iterdir())
+
+
+def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_scheduler, "PASSES", 100)
+    s = settings(tmp_path, rows=5)
+    scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s), 0
+    while scheduler.plan(rows):
+        scheduler.commit([(None, "unsuitable")] * len(scheduler.left()))
+        tried += 1
+        assert tried < 20
+    assert all(quota.attempts <= 10 for quota in scheduler.quotas.values())
+
+
+def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
+    monkeypatch.setattr(quota_scheduler, "PASSES", 2)
+    s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0})
+    scheduler, rows = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s)
+    (quota,) = scheduler.quotas.values()
+    while scheduler.plan(rows):
+        scheduler.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in scheduler.left()])
+    assert (quota.draw, quota.attempts) == (1, 60)
+
+
+def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:
+    """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
+    s, rows = settings(tmp_path), SourceRows(settings(tmp_path))
+    scheduler = QuotaScheduler(tmp_path / "run", s, 0)
+    assert scheduler.plan(rows)
+    scheduler.commit([outcome(a, "") for a in scheduler.left()[:SHARD]])
+    assert union(tmp_path / "run")
+    (tmp_path / "run" / "shards" / "000-00000.json").unlink()
+    resumed = QuotaScheduler(tmp_path / "run", s, 0)
+    resumed.commit([(None, "chat_timeout")] * SHARD)
+    assert resumed.completed == len(union(tmp_path / "run")) == 0
+
+
+def test_a_run_does_not_resume_with_another_seed_or_setting(tmp_path: Path) -> None:
+    synthesize(tmp_path / "run", settings(tmp_path))
+    with pytest.raises(BadConfig, match="other settings"):
+        QuotaScheduler(tmp_path / "run", settings(tmp_path), 1)
+    with pytest.raises(BadConfig, match="other settings"):
+        QuotaScheduler(tmp_path / "run", settings(tmp_path, round=25), 0)
+    assert QuotaScheduler(tmp_path / "run", settings(tmp_path, workers=7), 0).completed == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tasks": {}}, "no enabled task"),
+        ({"tasks": {"t": {"enabled": False, "source_datasets": ["a"]}}}, "no enabled task"),
+    ],
+)
+def test_a_plan_needs_a_task(tmp_path: Path, change: dict, named: str) -> None:
+    with pytest.raises(BadConfig, match=named):
+        quotas(settings(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tasks": {"t": {"source_datasets": ["nowhere"]}}},
+        {"proportions": {"golden": 0, "trap": 0, "self_correction": 0}},
+        {"traps": {"outcome_negative": 0, "trap_perceptual": 0, "trap_logical": 0}},
+        {"datasources": {"a": {"path": "x"}}, "tasks": {"t": {"source_datasets": {"a": 0}}}},
+    ],
+)
+def test_contradictory_settings_are_errors(values: dict) -> None:
+    with pytest.raises(ValueError, match=r"nowhere|are 0|above 0"):
+        SynthesisConfig.model_validate(values)

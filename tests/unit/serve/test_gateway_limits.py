@@ -1,0 +1,538 @@
+"""Rate limits, the reply cache, access control and errors: the parts of the gateway without actors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelis.config import load
+from pixelis.dialogue.session import SamplingParams
+from pixelis.errors import BadInput, InfraFailure, Overloaded
+from pixelis.serve.access import Access, Shield, is_local
+from pixelis.serve.cache import ReplyCache, key_of
+from pixelis.serve.counters import Counters
+from pixelis.serve.dependencies import require_json, require_own_origin
+from pixelis.serve.keys import Caller, digest
+from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
+from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.request_handler import respond
+from pixelis.serve.responses import add_exception_handlers, api_error, until
+from pixelis.serve.state import GatewayState
+
+# -- admission ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_overload_delays_and_a_lasting_one_is_refused() -> None:
+    """A gateway that died sends its requests to the other one for some seconds: they wait there."""
+    now = 0.0
+    admission = Admission(running=2, waiting=2, burst=8, clock=lambda: now)
+    inside = [admission.enter() for _ in range(10)]
+    for request in inside:
+        request.__enter__()
+    with pytest.raises(Overloaded):
+        admission.enter().__enter__()
+    inside.pop().__exit__(None, None, None)
+    now = BURST_S + 1  # the queue was never empty since: every request would wait longer and longer
+    for _ in range(6):
+        with pytest.raises(Overloaded):
+            admission.enter().__enter__()
+        inside.pop().__exit__(None, None, None)
+    assert admission.inside == 3
+    inside.append(admission.enter())
+    inside[-1].__enter__()
+    while inside:
+        inside.pop().__exit__(None, None, None)
+    inside += [admission.enter() for _ in range(10)]
+    for request in inside:
+        request.__enter__()
+    with pytest.raises(Overloaded):
+        admission.enter().__enter__()
+
+
+async def wait_for_slot(admission: Admission, name: str, priority: int, order: list[str]) -> None:
+    try:
+        async with admission.slot(priority):
+            order.append(name)
+    except Overloaded:
+        order.append(f"{name} refused")
+
+
+def test_live_requests_go_before_batches_which_age() -> None:
+    async def run() -> list[str]:
+        clock, order = Clock(), list[str]()
+        admission = Admission(running=1, waiting=9, clock=clock)
+        async with asyncio.TaskGroup() as tasks, admission.slot(0):
+            for name, priority, pause in (
+                ("b1", 10, 1),
+                ("l1", 0, 1),
+                ("b2", 10, 1),
+                ("l2", 0, 7.5),
+                ("l3", 0, 2),
+                ("l4", 0, 0),
+            ):
+                tasks.create_task(wait_for_slot(admission, name, priority, order))
+                await asyncio.sleep(0)
+                clock.now += pause
+        return order
+
+    assert asyncio.run(run()) == ["l1", "l2", "b1", "l3", "b2", "l4"]
+
+
+def test_batches_that_wait_make_room_for_live_requests() -> None:
+    async def run() -> list[str]:
+        order = list[str]()
+        admission = Admission(running=1, waiting=3, clock=Clock())
+
+        async def request(name: str, priority: int) -> None:
+            try:
+                with admission.enter():
+                    await wait_for_slot(admission, name, priority, order)
+            except Overloaded:
+                order.append(f"{name} kept out")
+
+        async with asyncio.TaskGroup() as tasks:
+            with admission.enter():
+                async with admission.slot(0):
+                    for name, priority in (("b1", 10), ("b2", 10), ("b3", 10), ("b4", 10), ("l1", 0), ("l2", 0), ("l3", 0)):
+                        tasks.create_task(request(name, priority))
+                        for _ in range(3):  # a refused request leaves before the next one arrives
+                            await asyncio.sleep(0)
+        assert (admission.inside, admission.free, admission.queue, admission.shed) == (0, 1, [], 4)
+        return order
+
+    # The first batch keeps its place: otherwise none would ever be answered while live requests alone are too many.
+    assert asyncio.run(run()) == ["b4 refused", "b3 refused", "b2 refused", "l3 kept out", "l1", "l2", "b1"]
+
+
+def test_a_batch_that_gave_up_this_moment_is_not_asked_to_make_room() -> None:
+    async def run() -> list[str]:
+        order, queue = list[str](), list[asyncio.Task[None]]()
+        admission = Admission(running=1, waiting=2, clock=Clock())
+        async with admission.slot(0):
+            for name in ("b1", "b2"):
+                queue.append(asyncio.create_task(wait_for_slot(admission, name, 10, order)))
+                await asyncio.sleep(0)
+            live = asyncio.create_task(wait_for_slot(admission, "l1", 0, order))
+            queue[1].cancel()  # it leaves the queue only after the live request has arrived
+            await asyncio.sleep(0)
+        await asyncio.wait([*queue, live])
+        return order
+
+    assert asyncio.run(run()) == ["l1", "b1"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["arrive", "leave", "cancel", "resize"]), st.integers(0, 9)), max_size=40))
+def test_slots_are_given_in_the_order_of_ranks(moves: list[tuple[str, int]]) -> None:
+    """However requests come, end, give up and the limit changes: no slot is lost, none goes to a later rank first."""
+
+    async def run() -> None:
+        clock = Clock()
+        admission = Admission(running=2, waiting=50, clock=clock)
+        waiting, running = list[asyncio.Task[None]](), list[asyncio.Event]()
+
+        async def request(priority: int) -> None:
+            done, rank = asyncio.Event(), clock.now + priority
+            async with admission.slot(priority):
+                assert all(rank <= waiter.rank for waiter in admission.queue)
+                running.append(done)
+                await done.wait()
+
+        for kind, number in moves:
+            clock.now += 0.5
+            if kind == "arrive":
+                waiting.append(asyncio.create_task(request(number)))
+            elif kind == "leave" and running:
+                running.pop(number % len(running)).set()
+            elif kind == "cancel" and waiting:
+                waiting.pop(number % len(waiting)).cancel()
+            elif kind == "resize":
+                admission.resize(1 + number % 4, 50)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        while not all(task.done() for task in waiting):
+            for done in running:
+                done.set()
+            await asyncio.sleep(0)
+        assert (admission.free, admission.queue) == (admission.running, [])
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_with_its_own_priority() -> None:
+    async def run() -> list[str]:
+        order = list[str]()
+
+        async def answer(query: Any) -> Any:
+            order.append(query.name)
+            return SimpleNamespace(
+                verdict=SimpleNamespace(partial=False),
+                seconds=0.0,
+                retrieval_id="",
+                neighbours=[],
+                cold_start=False,
+                remembered="no",
+            )
+
+        async def measure(query: Any) -> tuple[Any, int]:
+            return query, 0
+
+        agent: Any = SimpleNamespace(answer=answer, measure=measure)
+        state = GatewayState(load(None, ["engine.workers=1", "engine.max_num_seqs=4", "serve.samples=4"]), agent, None)
+        deadline = asyncio.get_running_loop().time() + 60
+
+        def request(name: str, priority: int) -> Any:
+            async def reply(agent: Any, answer: Any) -> dict[str, Any]:
+                return {}
+
+            query = SimpleNamespace(name=name, sampling=SamplingParams(priority=priority))
+            reply_format: Any = SimpleNamespace(caller=Caller(), query=query, cache_key=None, stream=False, reply=reply)
+            return respond(state, reply_format, deadline)
+
+        async with asyncio.TaskGroup() as tasks, state.admission.slot(0):
+            for name, priority in (("batch", 10), ("live", 0)):
+                tasks.create_task(request(name, priority))
+                while not any(waiter.priority == priority for waiter in state.admission.queue):
+                    await asyncio.sleep(0)
+        return order
+
+    assert asyncio.run(run()) == ["live", "batch"]
+
+
+def test_a_configured_queue_holds_no_more() -> None:
+    config = load(None, ["engine.workers=1", "engine.max_num_seqs=8", "serve.samples=4", "serve.replicas=1"])
+    assert (running_limit(config), waiting_limit(config), burst_limit(config)) == (2, 2, 8)
+    config = load(None, ["serve.max_queue=3"])
+    assert waiting_limit(config) == burst_limit(config) == 3
+
+
+# -- rates --------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that tests advance."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rates_are_limited_per_minute_and_hour() -> None:
+    clock = Clock()
+    rates = RateLimits(2, 3, clock)
+    first = rates.take("a")
+    assert first is not None
+    assert first.headers() == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "1m0s",
+    }
+    clock.now += 30
+    assert rates.take("a").retry_after_s is None  # type: ignore[union-attr]
+    refused = rates.take("a")
+    assert refused is not None
+    assert refused.retry_after_s == 30
+    assert refused.remaining == 0
+    assert rates.take("b").retry_after_s is None  # type: ignore[union-attr]  # another client's share is its own
+    clock.now += 30
+    assert rates.take("a").retry_after_s is None  # type: ignore[union-attr]
+    clock.now += 60
+    last = rates.take("a")
+    assert last is not None
+    assert last.retry_after_s == pytest.approx(3600 - 120)  # the hour's
+    assert last.limit == 3
+    assert rates.refused == 2
+    assert RateLimits(0, 0).take("a") is None
+
+
+@given(st.lists(st.floats(0, 40), max_size=80), st.integers(0, 5), st.integers(0, 9))
+def test_no_window_ever_holds_more_than_its_limit(pauses: list[float], per_minute: int, per_hour: int) -> None:
+    clock = Clock()
+    rates = RateLimits(per_minute, per_hour, clock)
+    accepted: list[float] = []
+    for pause in pauses:
+        clock.now += pause
+        allowance = rates.take("a")
+        inside = [sum(at > clock.now - span for at in accepted) for span in (60, 3600)]
+        full = any(limit and count >= limit for limit, count in zip((per_minute, per_hour), inside, strict=True))
+        if allowance is None:
+            assert not per_minute
+            assert not per_hour
+        elif allowance.retry_after_s is None:
+            assert not full
+            accepted.append(clock.now)
+        else:
+            assert full
+            assert allowance.retry_after_s > 0
+    for limit, span in ((per_minute, 60), (per_hour, 3600)):
+        assert not limit or all(sum(at <= t < at + span for t in accepted) <= limit for at in accepted)
+
+
+def test_the_number_of_tracked_clients_is_bounded() -> None:
+    rates = RateLimits(1, 0, Clock(), clients=10)
+    for i in range(1000):
+        rates.take(f"client-{i}")
+    assert len(rates.accepted) == 10
+
+
+# -- the cache ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cached_reply_is_returned_until_it_expires() -> None:
+    clock = Clock()
+    cache = ReplyCache(2, 10, clock=clock)
+    cache.put("a", {"answer": "7"}, 3, "exp_1")
+    reply = cache.get("a")
+    assert reply is not None
+    assert (json.loads(reply.body), reply.version, reply.experience_id) == ({"answer": "7"}, 3, "exp_1")
+    cache.put("b", {}, 3, None)
+    cache.get("a")
+    cache.put("c", {}, 3, None)  # b was not used for longest
+    assert [cache.get(k) is not None for k in "abc"] == [True, False, True]
+    cache.forget({"exp_1"})
+    assert cache.get("a") is None
+    clock.now += 10
+    assert cache.get("c") is None
+    assert cache.bytes == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 60), st.booleans()), max_size=60))
+def test_the_cache_tracks_and_limits_its_size(moves: list[tuple[str, int, bool]]) -> None:
+    cache = ReplyCache(4, 10, max_bytes=150, clock=Clock())
+    for key, size, drop in moves:
+        if drop:
+            cache.drop(key)
+        else:
+            cache.put(key, {"x": "y" * size}, 0, None)
+        assert cache.bytes == sum(len(k.body) for k in cache.replies.values()) <= 150
+        assert len(cache.replies) <= 4
+
+
+def test_a_cache_without_entries_and_cache_keys() -> None:
+    none = ReplyCache(0, 10)
+    none.put("a", {}, 0, None)
+    assert none.get("a") is None
+    assert key_of({"a": 1, "b": [2]}) == key_of({"b": [2], "a": 1}) != key_of({"a": 1, "b": [3]})
+
+
+# -- who is let in ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("localhost", True),
+        ("LocalHost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("127.9.9.9", True),
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("", False),
+        ("example.com", False),
+        ("localhost.example.com", False),
+        ("localhost@example.com", False),
+        ("127.0.0.1.example.com", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0:8000", False),
+        ("[::1", False),
+        ("[::1]x", False),
+        ("localhost:80a", False),
+        ("2130706433", False),
+    ],
+)
+def test_local_host_names(host: str, ours: bool) -> None:
+    assert is_local(host) is ours
+
+
+def request(client: str = "10.0.0.1", **headers: str) -> Request:
+    raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw, "client": (client, 1)})
+
+
+def test_clients_are_identified_by_a_hash_of_their_address() -> None:
+    access = Access(load(None, []), None)
+    one, other = access.client_id(request("10.0.0.1")), access.client_id(request("10.0.0.2"))
+    assert one != other
+    assert "10.0.0" not in one
+    assert access.client_id(request("10.0.0.1", x_forwarded_for="1.2.3.4")) == one  # no trusted proxy set it
+    assert access.client_id(request("2001:db8::1")) == access.client_id(request("2001:db8::2"))  # one network
+    assert access.client_id(request("2001:db8::1")) != access.client_id(request("2001:db8:0:1::1"))
+    assert access.client_id(request("::ffff:10.0.0.1")) == one
+    assert Access(load(None, []), None).client_id(request("10.0.0.1")) != one  # salted anew
+    behind = Access(load(None, ["serve.proxies=1"]), None)
+    seen = [behind.client_id(request("127.0.0.1", x_forwarded_for=text)) for text in ("9.9.9.9, 1.2.3.4", "1.2.3.4", "9.9.9.9")]
+    assert seen[0] == seen[1] != seen[2]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("application/json; charset=utf-8", None), ("text/plain", 415), ("", 415)])
+def test_only_json_is_accepted(kind: str, status: int | None) -> None:
+    if status is None:
+        asyncio.run(require_json(request(content_type=kind)))
+        return
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(require_json(request(content_type=kind)))
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "ours"),
+    [("http://localhost", True), ("https://example.com", False), ("null", False), ("http://[x", False), ("", False)],
+)
+def test_forms_of_other_sites_are_refused(origin: str, ours: bool) -> None:
+    asyncio.run(require_own_origin(request(host="localhost")))  # no browser
+    if ours:
+        asyncio.run(require_own_origin(request(host="localhost", origin=origin)))
+        return
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(require_own_origin(request(host="localhost", origin=origin)))
+    assert (caught.value.status, caught.value.code) == (403, "origin_not_allowed")
+
+
+@settings(max_examples=50)
+@given(st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20))
+def test_other_keys_are_refused(text: str) -> None:
+    access = Access(load(None, []), digest("the key"))
+    with pytest.raises(ApiError) as caught:
+        access.authorise(text)
+    assert caught.value.status == 401
+    access.authorise(" the key")
+
+
+async def shielded(key_digest: bytes | None, path: str, host: str) -> tuple[httpx.Response, str]:
+    counters = Counters("r1", lambda: {"inside": 1, "shed": 2})
+    app = FastAPI()
+
+    @app.get("/fine")
+    async def fine(response: Response) -> None:
+        response.headers["Cache-Control"] = "max-age=5"
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("secret internals")
+
+    add_exception_handlers(app)
+    app.add_middleware(Shield, access=Access(load(None, []), key_digest), counters=counters)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
+        return await client.get(path), counters.text().decode()
+
+
+def test_foreign_host_names_are_refused_without_a_key() -> None:
+    reply, text = asyncio.run(shielded(None, "/fine", "evil.example"))
+    assert reply.status_code == 403
+    assert reply.json()["error"]["code"] == "host_not_allowed"
+    assert 'status="403"' in text
+    assert asyncio.run(shielded(None, "/fine", "localhost:8000"))[0].status_code == 200
+    assert asyncio.run(shielded(digest("k"), "/fine", "pixelis.example"))[0].status_code == 200
+
+
+def test_every_reply_has_security_headers_and_is_counted() -> None:
+    reply, text = asyncio.run(shielded(None, "/fine", "localhost"))
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "max-age=5"  # the route's own stays
+    assert "access-control-allow-origin" not in reply.headers
+    assert 'pixelis_requests_total{replica="r1",route="/fine",status="200"} 1.0' in text
+    assert 'pixelis_inside{replica="r1"} 1.0' in text
+    assert 'pixelis_shed_total{replica="r1"} 2.0' in text
+    broken, text = asyncio.run(shielded(None, "/broken", "localhost"))
+    assert (broken.status_code, "secret" in broken.text) == (500, False)
+    assert 'route="/broken",status="500"' in text
+    assert 'route="other",status="404"' in asyncio.run(shielded(None, "/a/path/of/theirs", "localhost"))[1]
+
+
+# -- failures and streams -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BadInput("x", code="unknown_experience"), 404),
+        (BadInput("x", code="already_decided"), 409),
+        (BadInput("x", code="image_undecodable"), 400),
+        (InfraFailure("a shard is away"), 503),
+        (KeyError("internals"), 500),
+    ],
+)
+def test_failures_map_to_statuses(error: Exception, status: int) -> None:
+    reply = api_error(error)
+    assert reply.status == status
+    assert "internals" not in reply.message
+
+
+def test_a_deadline_ends_a_stream_and_its_source() -> None:
+    ended: list[str] = []
+
+    async def source() -> Any:
+        try:
+            yield 1
+            await asyncio.sleep(60)
+            yield 2
+        finally:
+            ended.append("source")
+
+    items: list[int] = []
+
+    async def run() -> None:
+        async for item in until(asyncio.get_running_loop().time() + 0.05, source()):
+            items.append(item)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+    assert items == [1]
+    assert ended == ["source"]
+
+
+# -- memory for decoded pictures ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 10), st.sampled_from(["reserve", "cancel", "release"])), max_size=40))
+def test_decoded_pictures_never_exceed_their_budget_and_nobody_waits_for_free_memory(moves: list[tuple[int, str]]) -> None:
+    async def play() -> None:
+        budget, holds = ByteBudget(10), list[tuple[asyncio.Task[None], asyncio.Event]]()
+
+        async def hold(size: int, end: asyncio.Event) -> None:
+            async with budget.reserve(size):
+                await end.wait()
+
+        for size, move in moves:
+            if move == "reserve":
+                end = asyncio.Event()
+                holds.append((asyncio.create_task(hold(size, end)), end))
+            elif holds:
+                task, end = holds.pop(size % len(holds))
+                task.cancel() if move == "cancel" else end.set()
+            for _ in range(size % 3):
+                await asyncio.sleep(0)
+            assert 0 <= budget.used <= 10
+        for _, end in holds:
+            end.set()
+        results = await asyncio.gather(*(task for task, _ in holds), return_exceptions=True)
+        assert all(r is None or isinstance(r, Overloaded) for r in results)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert budget.used == 0
+        assert not budget.queue
+
+    asyncio.run(play())
+
+
+def test_a_client_and_all_clients_together_may_send_only_so_much_at_once() -> None:
+    uploads = Uploads(2, 100)
+    with uploads.enter("a") as receive, uploads.enter("a"):
+        with pytest.raises(Overloaded, match="2 bodies already"), uploads.enter("a"):
+            pass
+        with uploads.enter("b") as other:
+            receive(60)
+            other(40)
+            with pytest.raises(Overloaded):
+                other(1)
+        receive(40)
+    assert (uploads.clients, uploads.bytes) == ({}, 0)
