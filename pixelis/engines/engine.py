@@ -1,4 +1,4 @@
-"""What both engines share: checks of requests, the open sessions by key, loading, sleep, and health."""
+"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, and health."""
 
 from __future__ import annotations
 
@@ -6,38 +6,49 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from pixelis.errors import BadInput, InfraFailure
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from pixelis.dialogue.spec import ModelSpec
     from pixelis.policy.adapters import Adapter
 
 
-def check_request(tokens: Sequence[int], views: Sequence[np.ndarray], vocab: int) -> None:
-    """Raise BadInput unless there are tokens, all in the vocabulary, and the views are uint8 [h, w, 3]."""
-    if not len(tokens):
-        raise BadInput("no new tokens: the policy would generate two turns in a row")
-    if min(tokens) < 0 or max(tokens) >= vocab:
-        raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
-    for view in views:
-        if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
-            raise BadInput(f"a view must be uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
+class EngineSession:
+    """One episode of an engine; see `dialogue.session.Session`. ordinal: its number among the sessions of its key."""
+
+    def __init__(self, engine: Any, prefix_key: str | None, ordinal: int):
+        self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
+        self.turns, self.closed = 0, False
+
+    def check_turn(self, tokens: Sequence[int], views: Sequence[np.ndarray], busy: bool) -> None:
+        """Raise InfraFailure if the session is closed, BadInput if it is busy or the request is invalid."""
+        if self.closed:
+            raise InfraFailure("the session is closed", code="session_closed")
+        if busy:
+            raise BadInput("a session generates one turn at a time: await the last `generate` first")
+        if not len(tokens):
+            raise BadInput("no new tokens: the policy would generate two turns in a row")
+        if min(tokens) < 0 or max(tokens) >= self.engine.spec.vocab:
+            raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
+        for view in views:
+            if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
+                raise BadInput(f"a view must be uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
 
 
-class _Keyed(Protocol):
-    """A session with a key."""
-
-    prefix_key: str | None
+S = TypeVar("S", bound=EngineSession)
 
 
-S = TypeVar("S", bound=_Keyed)
+class Engine(ABC, Generic[S]):
+    """Generates turns for concurrent sessions with one version of the policy. drains: a load waits for open sessions."""
 
-
-class Sessions(ABC, Generic[S]):
-    """The open sessions of an engine. drains: a load waits until no session is open."""
+    tokenizer: PreTrainedTokenizerBase
+    spec: ModelSpec
 
     def __init__(self, base_sha256: str, drains: bool):
         self.base_sha256, self.drains = base_sha256, drains
@@ -62,7 +73,10 @@ class Sessions(ABC, Generic[S]):
             raise InfraFailure("the engine is shut down", code="engine_closed")
 
     async def open(self, prefix_key: str | None = None) -> S:
-        """Open a session; waits while a `load` is pending."""
+        """Open a session; waits while a `load` is pending.
+
+        Sessions with equal keys must have equal first prompts (tokens and views), which are then prefilled once.
+        """
         while not self._may_open.is_set():
             await self._may_open.wait()
         self._check_alive()
@@ -85,7 +99,7 @@ class Sessions(ABC, Generic[S]):
             self._idle.set()
 
     def _health(self, name: str, pending: int, busy: bool, busy_s: float) -> dict[str, object]:
-        """Version, load and counters, as `engines.Engine.health` returns them."""
+        """What `health` of every engine returns."""
         return {
             "engine": name,
             "version": self.version,
@@ -108,7 +122,7 @@ class Sessions(ABC, Generic[S]):
         return not self._awake.is_set()
 
     async def sleep(self) -> None:
-        """Free the accelerator once no session is open; see `engines.Engine.sleep`."""
+        """Free the accelerator's memory once no session is open; `open` and `load` wait for `wake`. Idempotent."""
         async with self._load_lock:
             if self.asleep:
                 return
@@ -123,12 +137,28 @@ class Sessions(ABC, Generic[S]):
             self._awake.clear()
 
     async def wake(self) -> None:
-        """Take the accelerator again; see `engines.Engine.wake`."""
+        """Continue with the weights from before `sleep`. Idempotent."""
         async with self._load_lock:
             if self.asleep:
                 await self._restore()
                 self._awake.set()
                 self._may_open.set()
+
+    @abstractmethod
+    async def load(self, version: int, adapter: Adapter | None) -> None:
+        """Switch to another version (None: the base model). Raises BadInput, without a switch, for a foreign adapter.
+
+        `engine.on_update=drain` waits until no session is open. `keep` switches between two turns (`hf`) or tokens (`vllm`)
+        of open sessions, which keep the old keys and values; log-probs are those at sampling time.
+        """
+
+    @abstractmethod
+    async def health(self) -> dict[str, object]:
+        """Version, load and counters; available while the engine is busy."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Fail pending requests and release the engine. Idempotent."""
 
     @abstractmethod
     async def _free(self) -> None:
