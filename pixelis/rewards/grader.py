@@ -45,7 +45,7 @@ class Grader:
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None, seed: int = 0):
         self.settings = settings
         self.services = Services(settings, run_dir)
-        self.normaliser = Normaliser(settings.normalise)
+        self.normaliser = Normaliser(settings.normalise.terms)
         self.curriculum = Curriculum(settings.curriculum)
         self.seed = seed
         self.dynamics: Dynamics | None = None
@@ -118,8 +118,7 @@ class Grader:
     def _new_dynamics(self, size: int) -> Dynamics:
         from pixelis.rewards.dynamics import Dynamics
 
-        settings = self.settings.dynamics
-        return Dynamics(settings.model_copy(update={"state": settings.state or size}), self.seed)
+        return Dynamics(size, self.seed)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
         """Step ``step`` is over: update statistics, dynamics model and curriculum with its groups. Idempotent.
@@ -151,7 +150,7 @@ class Grader:
         usable = []
         for trajectory, states in batch:
             try:
-                check_states(trajectory, states, self.dynamics.settings.state)
+                check_states(trajectory, states, self.dynamics.size)
                 usable.append((trajectory, states))
             except DataFailure as failure:
                 self.services.note(failure.code)

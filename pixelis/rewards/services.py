@@ -25,6 +25,10 @@ from pixelis.rewards.worker_pool import WorkerPool
 PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Environment variables of the workers for formulas, which parse the policy's text and need no keys."""
 
+WORKERS = 2
+"""Processes of a scorer that compare formulas, and as many that run users' functions."""
+MATH_BYTES = 2_000_000_000
+"""Address space of a process that compares formulas."""
 OVERALL = "overall"
 """Key of the reward in what a user's function returns."""
 
@@ -160,7 +164,7 @@ class Services:
 
     @property
     def _judge_cache(self) -> Path | None:
-        return Path(self.run_dir) / "judge.sqlite" if self.settings.judge.cache and self.run_dir is not None else None
+        return Path(self.run_dir) / "judge.sqlite" if self.run_dir is not None else None
 
     def own(
         self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
@@ -193,8 +197,8 @@ class Services:
     @property
     def threads(self) -> ThreadPoolExecutor:
         """Threads that wait for slow scorers."""
-        s = self.settings
-        return self._once("threads", lambda: ThreadPoolExecutor(s.math.workers + s.own_workers + s.judge.concurrency, "scorer"))
+        count = 2 * WORKERS + self.settings.judge.concurrency
+        return self._once("threads", lambda: ThreadPoolExecutor(count, "scorer"))
 
     @property
     def judge_client(self) -> Judge:
@@ -209,14 +213,14 @@ class Services:
     @property
     def math_workers(self) -> WorkerPool:
         """The workers for formulas."""
-        m = self.settings.math
+        timeout_s = self.settings.math.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
-        return self._once("math", lambda: WorkerPool(m.workers, m.timeout_s, m.memory_bytes, environment, warm="warm_math"))
+        return self._once("math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math"))
 
     @property
     def own_workers(self) -> WorkerPool:
         """The workers for users' functions."""
-        return self._once("own", lambda: WorkerPool(self.settings.own_workers, self.settings.own_timeout_s))
+        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.own_timeout_s))
 
     def _check_function(self, key: str, name: str) -> None:
         try:

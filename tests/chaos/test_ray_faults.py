@@ -67,7 +67,7 @@ def lost_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         process.wait()
 
 
-@pytest.mark.long  # tests/unit/test_storage.py: object stores that are too small are named beforehand
+@pytest.mark.long  # tests/unit/policy/test_storage.py: object stores that are too small are named beforehand
 def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record_figures: RecordFigures) -> None:
     """F8: another actor holds three times the 80 MB of the store for a while.
 

@@ -1,4 +1,4 @@
-"""A worker of tests/unit/test_two_workers.py: trains every case on its share of the samples and writes its metrics."""
+"""A worker of tests/unit/policy/test_two_workers.py: trains every case on its share of the samples and writes its metrics."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SAVED = "adapters, stage 2"
 
 def samples_of(family: str) -> list[TrainSample]:
     """Seven samples, the last one of text alone."""
-    from test_train_step import batch
+    from tiny_trainer import batch
 
     *pictures, last = batch(7, family)
     keep = last.tokens != tiny_policy.spec(family).image_token

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_rewards import episode
+from scored_episodes import episode
 from test_worker_pool import ENDLESS
 
 from pixelis.config import RewardsConfig

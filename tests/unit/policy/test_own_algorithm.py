@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_train_step import LEARNER, batch, trainer
 from tiny_policy import policy, stock, stock_log_probs
+from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.config.presets.algorithms import ALGORITHMS
@@ -24,7 +24,7 @@ from pixelis.policy.lora import add_lora
 from pixelis.policy.losses import policy_loss
 from pixelis.records import Group, Question, StopReason, Trajectory
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = "docs.examples.own_algorithm:ALGORITHM"
 
 MODULE = """

@@ -6,10 +6,11 @@ import math
 import time
 
 import pytest
+from scored_episodes import CALL, episode, group
 
 from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
 from pixelis.errors import BadInput, DataFailure
-from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import Action, Media, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import formats
 from pixelis.rewards.coherence import coherence, misuse, violations
 from pixelis.rewards.extraction import untagged
@@ -18,21 +19,6 @@ from pixelis.rewards.scorers import SCORERS, func_seq, letter
 from pixelis.rewards.terms import TERMS, reward_metrics, score_group
 
 ALL = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=0.5, curiosity=1))
-CALL = "<tool_call>{}</tool_call>"
-
-
-def episode(answer: str | None, ok: int = 0, failed: int = 0, stop=StopReason.ANSWER, **more) -> Trajectory:
-    turns = [Turn(role="user", text="?")]
-    for status in ["ok"] * ok + ["error"] * failed:
-        turns.append(Turn(role="assistant", text=CALL, action=Action(op="zoom_in")))
-        turns.append(Turn(role="tool", observation=Observation(status=status)))
-    turns.append(Turn(role="assistant", text=f"<answer>{answer}</answer>"))
-    return Trajectory(question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=stop, **more)
-
-
-def group(*trajectories: Trajectory, answers=("7",), scorer="exact", **more) -> Group:
-    question = Question(id="q", question="?", answers=None if answers is None else list(answers), scorer=scorer, **more)
-    return Group(id="g", question=question, trajectories=list(trajectories))
 
 
 def only(name: str, weight: float = 1.0, **more) -> RewardsConfig:

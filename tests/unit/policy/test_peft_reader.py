@@ -13,8 +13,8 @@ import torch
 from command_line import job_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_train_step import batch, trainer
 from tiny_policy import LORA, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_trainer import batch, trainer
 
 from pixelis.config import load
 from pixelis.errors import BadInput, MissingFile
