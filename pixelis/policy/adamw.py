@@ -15,10 +15,11 @@ EPSILON = 1e-8
 
 
 def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> BFloat16[Tensor, " n"]:
-    """One of the two nearest bfloat16 numbers, the nearer one more often: the mean is `values`. Overwrites `values`.
+    """One of the two nearest bfloat16 numbers, the nearer one more often: the mean is `values`. Overwrites
+    `values`.
 
-    A moving average with a decay near 1 changes by less than half a unit in the last place of bfloat16, so rounding to the
-    nearest would stop it. Source: stochastic rounding, Gupta et al., arXiv 1502.02551, section 3.1.
+    Rounding to the nearest would stop a moving average with a decay near 1. Source: stochastic rounding,
+    arXiv 1502.02551, section 3.1.
     """
     bits = values.view(torch.int32)
     bits += torch.randint(2**16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)

@@ -34,7 +34,8 @@ _NAME = re.compile(r"step_(\d{8})$")
 class Writer:
     """Writes the checkpoints of a group of workers in a thread, one at a time, while the training goes on.
 
-    Every worker writes its own files into one folder, which therefore must be on storage that all of them share.
+    Every worker writes its own files into one folder, which must be on storage that all share; the first
+    renames it.
     """
 
     def __init__(self, worker: int = 0, workers: int = 1):
@@ -54,11 +55,10 @@ class Writer:
     ) -> Path:
         """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return it. All workers call it together.
 
-        tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait` returns; texts: file stem
-        -> JSON value, written by the first worker; headers: file stem -> header of its safetensors files. Afterwards all but the
-        newest `keep` checkpoints (0: none) and that of step `best` are removed. Replaces a checkpoint of the same step.
-
-        Waits for the checkpoint before and raises its failure.
+        tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait`
+        returns; texts: file stem -> JSON value, written by the first worker; headers: file stem -> header of
+        its safetensors files. Afterwards all but the newest `keep` checkpoints (0: keep all) and that of step
+        `best` are removed. Raises the failure of the checkpoint before.
         """
         self.wait()
         final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
@@ -157,7 +157,7 @@ def write(
 ) -> Path:
     """Write a checkpoint of one worker and return its folder when it is complete; see `Writer.start`.
 
-    state: JSON values, stored as `state.json`; notes: file stem -> further ones.
+    state, notes: JSON values, stored as `state.json` and under their names.
     """
     writer = Writer()
     folder = writer.start(run_dir, step, tensors, {"state": state, **(notes or {})}, headers, keep, best)
@@ -182,10 +182,7 @@ def link_best(run_dir: str | Path, step: int) -> None:
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
-    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`.
-
-    Raises InfraFailure if the disk is full or fails.
-    """
+    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`."""
     final = Path(final)
     temporary: Path | None = None
     try:
@@ -210,7 +207,7 @@ def _create_temporary(final: Path) -> Path:
 
 
 def _flush(paths: list[Path]) -> dict[str, Any]:
-    """Flush files to disk; returns their entries in the manifest. The only time that a file is read back."""
+    """Flush files to disk; returns their entries in the manifest."""
     entries = {}
     for path in paths:
         entries[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
@@ -262,7 +259,7 @@ def latest(run_dir: str | Path, verify: bool = True) -> Path | None:
 def latest_of_workers(run_dir: str | Path) -> Path | None:
     """`latest` of a learner that starts: all workers agree on it, and each verifies a share of the files.
 
-    Removes what interrupted writes left, since no other learner of the run is writing.
+    Removes what interrupted writes left.
     """
     worker, workers = rank_and_world_size()
     if not worker:

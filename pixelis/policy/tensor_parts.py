@@ -31,7 +31,7 @@ class Part:
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None) -> None:
-    """Write tensors and parts of tensors as a safetensors file with a header. Raises OSError if writing fails."""
+    """Write tensors and parts of tensors as a safetensors file. Raises OSError if writing fails."""
     arrays, parts = {}, {}
     for name, tensor in tensors.items():
         values = tensor.values if isinstance(tensor, Part) else tensor
@@ -52,7 +52,7 @@ def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: M
 
 
 def _sort_metadata(path: Path) -> None:
-    """Rewrite the header in place with its entries in order, which safetensors writes in another order each time."""
+    """Sort the entries of the header in place: safetensors writes them in another order each time."""
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -77,7 +77,7 @@ def files_of(folder: Path, stem: str) -> list[Path]:
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """The whole tensors in some files, each read when it is asked for. Raises BadInput for a tensor with a part missing."""
+    """The whole tensors in some files, each read when it is asked for. BadInput for a tensor with a part missing."""
 
     def __init__(self, files: list[Path]):
         self._pieces: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}

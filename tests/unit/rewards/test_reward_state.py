@@ -16,6 +16,7 @@ from pixelis import config
 from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Question, Trajectory
+from pixelis.rewards import dynamics as dynamics_module
 from pixelis.rewards.curriculum import Curriculum
 from pixelis.rewards.dynamics import Dynamics, encode_action
 from pixelis.rewards.grader import Grader
@@ -157,7 +158,9 @@ def walk(seed: int, ops=("zoom_in", "read_text")) -> tuple[Trajectory, list[list
     return trajectory, [*states, state]
 
 
-def test_curiosity_falls_for_learned_transitions_only():
+def test_curiosity_falls_for_learned_transitions_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dynamics_module, "HIDDEN", 64)
+    monkeypatch.setattr(dynamics_module, "LR", 3e-3)
     dynamics = Dynamics(SIZE)
     seen, unseen = [walk(i) for i in range(32)], [walk(1000 + i) for i in range(16)]
     rng = random.Random(0)
