@@ -30,13 +30,6 @@ STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
 """Parameters of a Qwen3-VL mixture of experts -> dimension of the hidden size in transformers' layout."""
 
 
-def _hidden_size(folder: Path) -> int:
-    """Hidden size of a model folder; 0 without a config.json."""
-    path = folder / "config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return int((settings.get("text_config") or settings).get("hidden_size", 0))
-
-
 def checkpoint_files(path: str | Path) -> list[Path]:
     """The safetensors files of a model folder, or the file itself."""
     path = Path(path)
@@ -70,7 +63,9 @@ class BaseFile:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.transposed: set[str] = set()
-        hidden = _hidden_size(self.folder)
+        path = self.folder / "config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        hidden = int((settings.get("text_config") or settings).get("hidden_size", 0))
         self.locations: dict[str, tuple[Path, str]] = {}
         self.shapes: dict[str, torch.Tensor] = {}
         for file in checkpoint_files(folder):
@@ -174,7 +169,12 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
             tensors[name] = tensor.to(target).contiguous()
         save_torch_file(tensors, folder / path.name, metadata={"format": "pt"})
     if dtype is not None:
-        _set_dtype(folder / "config.json", dtype)
+        path = folder / "config.json"
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        for section in (settings, settings.get("text_config", {}), settings.get("vision_config", {})):
+            for key in {"dtype", "torch_dtype"} & section.keys():
+                section[key] = str(dtype).removeprefix("torch.")
+        path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
     return folder
 
 
@@ -184,12 +184,3 @@ def copy_settings(base: Path, folder: Path) -> None:
     for path in sorted(base.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
             shutil.copyfile(path, folder / path.name)
-
-
-def _set_dtype(path: Path, dtype: torch.dtype) -> None:
-    """Name the type of the weights where the configuration names one."""
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    for section in (settings, settings.get("text_config", {}), settings.get("vision_config", {})):
-        for key in {"dtype", "torch_dtype"} & section.keys():
-            section[key] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")

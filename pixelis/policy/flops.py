@@ -72,17 +72,13 @@ class FlopCounter:
 
 def _per_token(module: nn.Module, active: float = 1.0) -> int:
     """Operations of a module's matrices for a token. active: share of the stacked experts that a token passes."""
-    return round(sum(2 * (3 if p.requires_grad else 2) * _numel(p) * share for p, share in _matrices(module, active)))
-
-
-def _matrices(module: nn.Module, active: float) -> Sequence[tuple[Any, float]]:
-    linear = [(m.weight, 1.0) for m in module.modules() if isinstance(m, nn.Linear)]
-    routers = [(m.weight, 1.0) for m in module.modules() if type(m).__name__.endswith("TopKRouter")]
-    experts = [
-        (p, active) for name, p in module.named_parameters() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    matrices: list[tuple[Any, float]] = [
+        (m.weight, 1.0) for m in module.modules() if isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter")
     ]
-    return linear + routers + experts
-
-
-def _numel(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    experts = ("experts.gate_up_proj", "experts.down_proj")
+    matrices += [(p, active) for name, p in module.named_parameters() if name.endswith(experts)]
+    total = 0.0
+    for parameter, share in matrices:
+        passes = 3 if parameter.requires_grad else 2
+        total += 2 * passes * int(getattr(parameter, "ds_numel", parameter.numel())) * share  # ds_numel: divided by ZeRO-3
+    return round(total)

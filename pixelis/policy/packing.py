@@ -158,6 +158,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
             index = distinct[digest]
             image_rows.append(np.arange(starts[index], starts[index + 1]))
     tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
+    weights = [np.ones(len(s.tokens), np.float32) if s.weights is None else s.weights.astype(np.float32) for s in samples]
     mask = np.concatenate([s.mask for s in samples]).astype(bool)
     places = (np.cumsum(stored) - 1)[representative]
     return PackedBatch(
@@ -167,7 +168,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
         targets=torch.from_numpy(tokens[mask]),
         previous=torch.from_numpy(places[np.flatnonzero(mask) - 1]),
         behaviour=torch.from_numpy(np.concatenate([s.log_probs for s in samples]).astype(np.float32)[stored]),
-        weights=torch.from_numpy(np.concatenate([_weights(s) for s in samples])[stored]),
+        weights=torch.from_numpy(np.concatenate(weights)[stored]),
         sequence=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)[stored]),
         advantages=torch.tensor([s.advantage for s in samples], dtype=torch.float32),
         policy_tokens=torch.tensor([s.policy_tokens for s in samples], dtype=torch.int64),
@@ -185,10 +186,6 @@ def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
     pads = int((tokens == spec.image_token).sum())
     sizes = np.cumsum([spec.image_tokens(view.shape[0], view.shape[1]) for view in sample.views])
     return Prompt((tokens.tobytes(), *sample.digests[: np.searchsorted(sizes, pads, side="right")]), length)
-
-
-def _weights(sample: TrainSample) -> np.ndarray:
-    return np.ones(len(sample.tokens), np.float32) if sample.weights is None else sample.weights.astype(np.float32)
 
 
 def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segments:

@@ -118,19 +118,15 @@ def from_trajectory(
         version=trajectory.policy_version,
         id=trajectory.id,
     )
-    return sample if whole else _drop_unanswered(sample, trajectory)
-
-
-def _drop_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:
+    if whole or not mask.any():
+        return sample
     images = used_images = length = used_length = 0
     for turn in trajectory.turns:
         images += len(turn.images)
         length += len(turn.tokens)
         if turn.is_policy:
             used_images, used_length = images, length
-    if not sample.mask.any() or used_length == len(sample.tokens):
-        return sample
-    sample.tokens, sample.mask = sample.tokens[:used_length], sample.mask[:used_length]
+    sample.tokens, sample.mask = tokens[:used_length], mask[:used_length]
     sample.log_probs, sample.views = sample.log_probs[:used_length], sample.views[:used_images]
     return sample
 

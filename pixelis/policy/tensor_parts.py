@@ -47,18 +47,14 @@ def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: M
     except SafetensorError as error:  # also of a full disk
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error)) from None
-    if metadata:
-        _sort_metadata(path)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the entries of the header in place: safetensors writes them in another order each time."""
-    with open(path, "r+b") as file:
+    if not metadata:
+        return
+    with open(path, "r+b") as file:  # safetensors writes the entries of the header in another order each time
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.loads(file.read(size))
+        content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
         file.seek(8)
-        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+        file.write(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def part_name(stem: str, worker: int, workers: int) -> str:

@@ -58,10 +58,10 @@ class Counts:
 class Trainer:
     """Trains the policy on one worker. With several workers, all of them must call each method together.
 
-    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: of the
-    rollouts; adapter: initial weights (None: the base model); label_smoothing: of the SFT loss; ema: decay of the published
-    weight average, 0 publishes the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and
-    passes; critic: of PPO. The starting policy is the reference of the KL term. Raises as `LearnerModel` does.
+    total_steps: length of the learning-rate schedule; temperature: of the rollouts; adapter: initial weights
+    (None: the base model); ema: decay of the published weight average, 0 publishes the current weights;
+    minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes; critic: of PPO. The
+    starting policy is the reference of the KL term. Raises as `LearnerModel` does.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Trainer:
     def served(self) -> Adapter:
         """Weights to publish, complete on the first worker: the average, or the current weights without one.
 
-        All parameters (`policy.full`) are of the model's type, since the engines would round them to it.
+        All parameters (`policy.full`) are of the model's type, to which the engines would round them.
         """
         if self.average is not None:
             is_rounded = self.model.zero.bfloat16
@@ -321,9 +321,9 @@ class Trainer:
     ) -> Path:
         """Write a checkpoint, prune to `learner.keep`, return its folder. extra: the caller's state, JSON.
 
-        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint, from
-        `telemetry.lineage.of_checkpoint`. best: number of a further checkpoint to keep. wait: return when it is complete;
-        otherwise it is written in the background, until `writer.wait`.
+        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint.
+        best: number of a further checkpoint to keep. wait: return when it is complete; otherwise it is
+        written in the background, until `writer.wait`.
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()
@@ -361,7 +361,7 @@ class Trainer:
     def restore(self, folder: str | Path, verify: bool = True) -> dict[str, Any]:
         """Continue exactly where `save` was called; returns its `extra`. verify: compare the checksums.
 
-        Reads one parameter at a time. Raises MissingFile, and BadInput for other formats and damaged files.
+        Raises MissingFile, and BadInput for other formats and damaged files.
         """
         tensors, state = checkpoint.read(folder, verify)
         if state.get("format") != STATE_FORMAT:

@@ -1,7 +1,7 @@
 """The reward curriculum: weights that change by progress or by step. Source: Pixelis, arXiv 2603.25091.
 
-By progress: accuracy alone; coherence joins when the success rate is high enough; curiosity when coherence no longer improves. A
-checkpoint is kept at the end of each phase: `base`, `coherence` and, at the end of the run, `full` are the arms of the ablation.
+By progress: accuracy alone; coherence joins when the success rate is high enough; curiosity when coherence no
+longer improves. A checkpoint is kept at the end of each phase for the ablation.
 """
 
 from __future__ import annotations

@@ -71,9 +71,10 @@ class Dynamics(nn.Module):
         return min(1.0, SCALE * float(errors.mean()))
 
     def update(self, batch: Sequence[tuple[Trajectory, States]]) -> dict[str, float]:
-        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the losses.
+        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the
+        losses.
 
-        Deterministic for the same batches in the same order. Does nothing without transitions.
+        Deterministic for the same batches in the same order.
         """
         before, actions, after = self._transitions(batch)
         if not len(before):
@@ -161,10 +162,7 @@ def check_states(trajectory: Trajectory, states: States, size: int) -> None:
 
 
 def encode_action(action: Action | None, answer: str | None) -> list[float]:
-    """A turn as a vector: one-hot operation, coordinates (0..1), hashed other arguments. Equal calls have equal vectors.
-
-    Without an action, the turn is an answer or does nothing.
-    """
+    """A turn as a vector: one-hot operation, coordinates (0..1), hashed other arguments."""
     vector = [0.0] * ACTION
     if action is None:
         vector[OPERATIONS.index("answer") if answer is not None else 8] = 1.0

@@ -37,10 +37,7 @@ class Advance:
 
 
 class Grader:
-    """Scores groups; thread-safe. Raises BadConfig when the judge or an own reward cannot be used.
-
-    The judge's verdicts are cached in ``run_dir``.
-    """
+    """Scores groups; thread-safe. Raises BadConfig when the judge or an own reward cannot be used."""
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None, seed: int = 0):
         self.settings = settings
@@ -69,8 +66,8 @@ class Grader:
     ) -> Group:
         """A scored copy of a complete group; see ``pixelis.rewards.terms.score_group``, also for ``truths``.
 
-        ``step`` is the group's training step; without it (evaluation, traffic) the state does not learn from the group.
-        ``states`` are an embedder's vectors by trajectory id: one before the first policy turn and one after each.
+        ``step``: the group's training step; without it (evaluation, traffic) the state does not learn from
+        the group. ``states``: vectors by trajectory id, one before the first policy turn and one after each.
         """
         with self.lock:
             mixture, dynamics = self.curriculum.mixture, self._dynamics_for(states)
@@ -121,7 +118,7 @@ class Grader:
         return Dynamics(size, self.seed)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
-        """Step ``step`` is over: update statistics, dynamics model and curriculum with its groups. Idempotent.
+        """End step ``step``: update statistics, dynamics model and curriculum with its groups. Idempotent.
 
         With the last step of a run its phase ends too.
         """

@@ -54,9 +54,9 @@ class LlmSettings(Protocol):
 class LlmClient:
     """Requests replies; thread-safe. ``counts``: ``asked``, ``cached``, and failed tries by code.
 
-    ``section`` is the configuration section for messages, ``code`` the prefix of failure codes. ``cache`` is a SQLite file, None
-    for memory only. ``calls_per_minute`` spaces the starts of requests evenly, ``concurrency`` bounds the requests in flight.
-    BadConfig when url, model or key are missing; ``fix`` names an alternative.
+    ``section``: configuration section for messages; ``code``: prefix of failure codes; ``cache``: SQLite
+    file, None for memory only; ``calls_per_minute`` spaces the starts of requests evenly; ``fix`` names an
+    alternative. BadConfig when url, model or key are missing.
     """
 
     def __init__(
@@ -112,10 +112,11 @@ class LlmClient:
         temperature: float = 0.0,
         max_tokens: int = 1024,
     ) -> T:
-        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes equal requests.
+        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes
+        equal requests.
 
-        DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no chat completion), or
-        ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
+        DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no
+        chat completion), or ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -132,9 +133,11 @@ class LlmClient:
         """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError for garbage."""
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
-        if (cached := self._cached(key)) is not None:
+        with self._lock:
+            row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        if row is not None:
             try:
-                value = read(cached)
+                value = read(row[0])
                 self._count("cached")
                 return value
             except ValueError:
@@ -214,11 +217,6 @@ class LlmClient:
             self._next_start = start + 60.0 / self.calls_per_minute
         time.sleep(max(0.0, start - time.monotonic()))
         return True
-
-    def _cached(self, key: str) -> str | None:
-        with self._lock:
-            row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
-        return row[0] if row is not None else None
 
     def _store_reply(self, key: str, text: str) -> None:
         try:
