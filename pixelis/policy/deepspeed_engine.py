@@ -24,8 +24,7 @@ from torch import Tensor
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.policy.adamw import AdamW
 from pixelis.policy.adapters import to_float32
-from pixelis.policy.flat_tensors import FlatTensors
-from pixelis.policy.tensor_parts import Part
+from pixelis.policy.tensor_parts import FlatTensors, Part
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.learner_model import LearnerModel
 from pixelis.policy.losses import Totals
-from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.objectives import MicroBatch, PolicyObjective, SftObjective, Sums
 from pixelis.policy.packing import pack_samples
 from pixelis.policy.safeguards import StepGuard, moving_average
@@ -30,6 +29,7 @@ from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 from pixelis.policy.tensor_parts import Part
 
 STATE_FORMAT = 1
+SUMMED = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "learner/micro_batches", "learner/seconds")
 
 
 @dataclass(frozen=True)
@@ -396,3 +396,31 @@ def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float
         return learner.lr
     progress = min(1.0, (step - warm) / max(1, total - warm))
     return learner.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def minibatch_indices(samples: int, minibatches: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of the samples of each optimizer step: `epochs` passes of `minibatches` steps each.
+
+    The first pass takes the samples in order; later passes shuffle them by `seed` and the number of the pass.
+    """
+    for epoch in range(epochs):
+        order = list(range(samples)) if not epoch else np.random.default_rng([*seed, epoch]).permutation(samples).tolist()
+        for minibatch in range(minibatches):
+            yield order[minibatch::minibatches]
+
+
+def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means of the rest.
+
+    A step without a trained sample has fewer metrics and does not count in their means.
+    """
+    out = {}
+    for name in {name: None for metrics in steps for name in metrics}:
+        values = [metrics[name] for metrics in steps if name in metrics]
+        if name in SUMMED or name.startswith("learner/dropped_"):
+            out[name] = sum(values)
+        elif name.endswith("_max") or name == "learner/skipped":
+            out[name] = max(values)
+        else:
+            out[name] = sum(values) / len(values)
+    return out

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from pixelis.errors import InfraFailure
 from pixelis.policy.adapters import Adapter, adapter_of
-from pixelis.policy.flat_tensors import FlatTensors
+from pixelis.policy.tensor_parts import FlatTensors
 
 BUCKET = 1 << 26
 """Bytes of a broadcast."""

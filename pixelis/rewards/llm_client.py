@@ -5,6 +5,7 @@ A request without a valid reply within its tries and its time budget raises a Da
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -101,7 +102,13 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        self._store = _open_cache(cache if cache is not None and settings.cache else ":memory:")
+        path = cache if cache is not None and settings.cache else ":memory:"
+        if path != ":memory:":
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+        self._store.execute("PRAGMA journal_mode=WAL")
+        with self._store:
+            self._store.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
 
     def ask(
         self,
@@ -158,7 +165,11 @@ class LlmClient:
                 except _Retry as retry:
                     failure, wait = retry.failure, retry.wait
                 else:
-                    self._store_reply(key, text)
+                    try:
+                        with self._lock, self._store:
+                            self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
+                    except sqlite3.Error as error:  # the run continues without the cache
+                        log.warning("a reply of %s was not cached: %s", self.section, error)
                     return value
                 self._count(failure.code)
                 if attempt + 1 < s.tries:
@@ -188,8 +199,9 @@ class LlmClient:
             status, text = error.status_code, error.response.text[:200]
             if status not in RETRIED and status < 500:
                 raise self._refusal(status, text) from None
-            cause = "busy" if status == 429 else "error"
-            raise retry(cause, f"replied {status}", _retry_after(error.response.headers.get("Retry-After"), wait)) from None
+            with contextlib.suppress(ValueError):
+                wait = min(max(float(error.response.headers.get("Retry-After", "")), 0.0), MAX_WAIT_S)
+            raise retry("busy" if status == 429 else "error", f"replied {status}", wait) from None
         try:
             return extract(reply.content)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
@@ -217,13 +229,6 @@ class LlmClient:
             self._next_start = start + 60.0 / self.calls_per_minute
         time.sleep(max(0.0, start - time.monotonic()))
         return True
-
-    def _store_reply(self, key: str, text: str) -> None:
-        try:
-            with self._lock, self._store:
-                self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
-        except sqlite3.Error as error:  # the run continues without the cache
-            log.warning("a reply of %s was not cached: %s", self.section, error)
 
 
 class _Retry(Exception):
@@ -258,21 +263,3 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{plain[:80]!r} is not an object")
     return value
-
-
-def _retry_after(text: str | None, default: float) -> float:
-    """Seconds of a ``Retry-After`` header, at most MAX_WAIT_S; ``default`` without a number."""
-    try:
-        return min(max(float(text or ""), 0.0), MAX_WAIT_S)
-    except ValueError:
-        return default
-
-
-def _open_cache(path: str | Path) -> sqlite3.Connection:
-    if path != ":memory:":
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
-    store.execute("PRAGMA journal_mode=WAL")
-    with store:
-        store.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
-    return store

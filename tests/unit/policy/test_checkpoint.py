@@ -229,7 +229,7 @@ for step in range(start, start + 100000):
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Path):
     rng, start = random.Random(1), 0
-    for _ in range(6):
+    for _ in range(3):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(start)]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)

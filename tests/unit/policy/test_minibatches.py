@@ -12,8 +12,8 @@ from pixelis.config import load
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs import rft
-from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.samples import LearnerBatch
+from pixelis.policy.train_step import combine_metrics, minibatch_indices
 
 
 def test_counts_of_minibatches_are_summed_and_largest_values_stay() -> None:

@@ -63,17 +63,6 @@ def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) ->
         assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_weights_of_one_change_nothing() -> None:
-    losses = []
-    for weights in (None, np.float32(1)):
-        samples = batch(4)
-        for sample in samples:
-            sample.weights = None if weights is None else np.full(len(sample.tokens), weights)
-        with trainer() as learner:
-            losses.append([learner.update(samples, "sft")["policy/loss"] for _ in range(3)])
-    assert losses[0] == losses[1]
-
-
 def test_a_part_that_counts_nothing_teaches_nothing() -> None:
     samples = batch(3)
     for sample in samples:

@@ -9,7 +9,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scored_episodes import episode, group
+from scored_episodes import group
 from test_rewards import POINT, chain
 
 from pixelis import config
@@ -287,14 +287,6 @@ def test_evaluation_changes_no_state_and_missing_states_are_a_cause_only_with_a_
     assert {t.unscored for t in always.score(unscored, step=0).trajectories} == {"no_states"}
 
 
-def test_a_step_is_advanced_once():
-    grader = Grader(RewardsConfig(preset="pixelis", **PIXELIS))
-    play(grader, range(4))
-    before = grader.state()
-    assert grader.advance(3).boundary is None
-    assert grader.state() == before
-
-
 def test_the_last_step_ends_its_phase_under_its_name():
     settings = RewardsConfig(preset="pixelis-steps", curriculum={"steps": [[0, 1, 0, 0], [1, 1, 0, 1], [2, 1, 1, 1]]})
     grader = Grader(settings)
@@ -322,10 +314,3 @@ def test_the_dynamics_model_has_the_size_of_the_states_that_arrive():
 def test_bytes_that_are_not_a_state_are_refused(state):
     with pytest.raises(BadInput):
         Grader(RewardsConfig(preset="pixelis", **PIXELIS)).load(state)
-
-
-def test_rewards_without_memory_have_an_empty_state():
-    grader = Grader(RewardsConfig())
-    grader.load(grader.state())
-    assert grader.advance(5).boundary is None
-    assert grader.score(group(episode("7")), step=0).trajectories[0].reward == 1.0

@@ -233,7 +233,7 @@ def test_own_rewards_are_terms_with_weights(own):
 
 @pytest.mark.slow
 def test_each_failure_of_an_own_reward_is_a_cause(own):
-    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=15.0)
+    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
     scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services).trajectories
     causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]
