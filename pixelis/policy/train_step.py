@@ -160,7 +160,16 @@ class Trainer:
         row = self.learner.rows * self.learner.row_tokens
         bins = pack_samples(selection.active, model.spec, row, model.shares_prompts)
         counts = self._count(objective, selection, len(bins))
-        sums, flops = self._accumulate_gradients(objective, selection, bins, counts)
+        totals = Totals(counts.tokens or 1.0, counts.sequences)  # all weights of a batch can be 0
+        sums, flops = Sums(float), 0.0
+        for micro in self._micro_batches(objective, selection, bins, counts.micro_batches):
+            loss = objective.loss(micro.to(model.device), totals, sums)
+            value = float(loss.detach())
+            # An infinite loss can have a finite gradient; NaN makes every worker skip the step.
+            model.zero.backward(loss if math.isfinite(value) else loss * float("nan"))
+            sums["loss"] += value
+            if micro.members:
+                flops += self.flops.step(micro.batch, [len(s.tokens) for s in micro.members], model.sequence.size)
 
         rate = self.lr() if lr is None else lr
         norm = model.zero.apply(rate) if counts.micro_batches else 0.0
@@ -206,34 +215,29 @@ class Trainer:
             raise DataFailure(f"no usable sample in the batch: {causes}", code="no_usable_sample", fix=objective.no_sample_fix)
         return Counts(int(most), int(sequences), int(trained), total)
 
-    def _accumulate_gradients(
+    def _micro_batches(
         self,
         objective: SftObjective | PolicyObjective,
         selection: Selection,
         bins: Sequence[Sequence[int]],
-        counts: Counts,
-    ) -> tuple[Sums, float]:
-        """Run forward and backward passes over all micro-batches; returns summed metrics and this worker's operations."""
-        model, sums, flops = self.model, Sums(float), 0.0
-        totals = Totals(counts.tokens or 1.0, counts.sequences)  # all weights of a batch can be 0
+        most: int,
+    ) -> list[MicroBatch]:
+        """The packed samples with what the loss needs of other policies, and empty batches up to `most`.
+
+        Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
+        """
         rows = [[selection.active[i] for i in members] for members in bins]
-        batches = [model.collate(row) for row in rows]
-        references = objective.references(batches, counts.micro_batches)
-        # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
-        for i in range(counts.micro_batches):
+        batches = [self.model.collate(row) for row in rows]
+        references = objective.references(batches, most)
+        result = []
+        for i in range(most):
             reference = references[i] if i < len(references) else None
             if i < len(batches):
-                old = torch.cat([selection.old[j] for j in bins[i]]).to(model.device) if selection.old else None
-                micro = MicroBatch(batches[i].to(model.device), rows[i], old, reference)
-                flops += self.flops.step(batches[i], [len(sample.tokens) for sample in rows[i]], model.sequence.size)
+                old = torch.cat([selection.old[j] for j in bins[i]]) if selection.old else None
+                result.append(MicroBatch(batches[i], rows[i], old, reference))
             else:
-                micro = MicroBatch(model.empty_batch().to(model.device), reference=reference)
-            loss = objective.loss(micro, totals, sums)
-            value = float(loss.detach())
-            # An infinite loss can have a finite gradient; NaN makes every worker skip the step.
-            model.zero.backward(loss if math.isfinite(value) else loss * float("nan"))
-            sums["loss"] += value
-        return sums, flops
+                result.append(MicroBatch(self.model.empty_batch(), reference=reference))
+        return result
 
     def _loss_metrics(self, objective: SftObjective | PolicyObjective, sums: Sums, trained: int) -> dict[str, float]:
         """Means (and maxima) over the policy tokens of all workers."""
