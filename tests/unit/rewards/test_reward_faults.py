@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_rewards import episode
+from scored_episodes import episode
 from test_worker_pool import ENDLESS
 
 from pixelis.config import RewardsConfig
@@ -48,6 +48,7 @@ def longest(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_worker_pool.py: one formula that hangs
 def test_formulas_that_hang_stall_nobody(longest):
     rng = random.Random(3)
     kinds = [ENDLESS if rng.random() < 0.08 else str(rng.choice([1, 2, 3])) for _ in range(5 * SIZE)]

@@ -13,8 +13,8 @@ import torch
 from command_line import job_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_train_step import batch, trainer
 from tiny_policy import LORA, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_trainer import batch, trainer
 
 from pixelis.config import load
 from pixelis.errors import BadInput, MissingFile
@@ -203,10 +203,3 @@ def test_a_dry_run_says_what_training_with_it_needs(tmp_path: Path) -> None:
     assert "policy.lora.vision_tower=true" in str(error.value.fix)
     with pytest.raises(BadInput, match=r"no layer model\.visual\..*gate_proj"):
         check("evaluate", "qwen3_vl")
-
-
-def test_equal_adapters_have_equal_bytes(tmp_path: Path) -> None:
-    for number in range(6):
-        save_adapter(random_adapter(mixed=True), tmp_path / str(number))
-    files = {(tmp_path / str(number) / "adapter.safetensors").read_bytes() for number in range(6)}
-    assert len(files) == 1

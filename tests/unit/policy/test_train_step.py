@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import torch
 from tiny_policy import (
     FAMILIES,
     LORA,
-    Maker,
     check_same_training,
     policy,
     random_adapter,
@@ -25,6 +22,7 @@ from tiny_policy import (
     stock_log_probs,
     stock_logits,
 )
+from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
@@ -32,26 +30,9 @@ from pixelis.policy import checkpoint, objectives
 from pixelis.policy.adapters import load_adapter, save_adapter, to_bfloat16, to_float32
 from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_into
 from pixelis.policy.samples import TrainSample
-from pixelis.policy.train_step import Trainer, learning_rate
+from pixelis.policy.train_step import learning_rate
 
-LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
 SAME = 0.01 * LEARNER.lr  # tolerance of weights: a hundredth of an update
-
-
-@contextmanager
-def trainer(family: str = "qwen3_vl", **values: object) -> Iterator[Trainer]:
-    settings = {"policy": policy(family), "learner": LEARNER, "total_steps": 10, "device": "cpu", **values}
-    created = Trainer(**settings)  # type: ignore[arg-type]
-    try:
-        yield created
-    finally:
-        created.close()
-
-
-def batch(n: int = 6, family: str = "qwen3_vl", seed: int = 0) -> list[TrainSample]:
-    maker = Maker(family, seed)
-    shared = maker.view()
-    return [maker.sample(view=shared if i % 2 else None) for i in range(n)]
 
 
 def reference_run(

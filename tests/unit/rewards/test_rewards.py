@@ -6,33 +6,19 @@ import math
 import time
 
 import pytest
+from scored_episodes import CALL, episode, group
 
 from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
 from pixelis.errors import BadInput, DataFailure
-from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import Action, Media, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import formats
 from pixelis.rewards.coherence import coherence, misuse, violations
 from pixelis.rewards.extraction import untagged
 from pixelis.rewards.mathematics import equal
 from pixelis.rewards.scorers import SCORERS, func_seq, letter
-from pixelis.rewards.terms import TERMS, reward_metrics, score_group
+from pixelis.rewards.terms import reward_metrics, score_group
 
 ALL = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=0.5, curiosity=1))
-CALL = "<tool_call>{}</tool_call>"
-
-
-def episode(answer: str | None, ok: int = 0, failed: int = 0, stop=StopReason.ANSWER, **more) -> Trajectory:
-    turns = [Turn(role="user", text="?")]
-    for status in ["ok"] * ok + ["error"] * failed:
-        turns.append(Turn(role="assistant", text=CALL, action=Action(op="zoom_in")))
-        turns.append(Turn(role="tool", observation=Observation(status=status)))
-    turns.append(Turn(role="assistant", text=f"<answer>{answer}</answer>"))
-    return Trajectory(question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=stop, **more)
-
-
-def group(*trajectories: Trajectory, answers=("7",), scorer="exact", **more) -> Group:
-    question = Question(id="q", question="?", answers=None if answers is None else list(answers), scorer=scorer, **more)
-    return Group(id="g", question=question, trajectories=list(trajectories))
 
 
 def only(name: str, weight: float = 1.0, **more) -> RewardsConfig:
@@ -41,10 +27,6 @@ def only(name: str, weight: float = 1.0, **more) -> RewardsConfig:
 
 def values(name: str, settings: RewardsConfig, *trajectories: Trajectory, **more) -> list[float]:
     return [t.rewards[name] for t in score_group(group(*trajectories, **more), settings).trajectories]
-
-
-def test_every_weight_is_of_a_term():
-    assert list(TERMS) == list(RewardWeightsConfig.model_fields)
 
 
 def test_reward_is_the_weighted_sum_of_raw_terms():
@@ -396,10 +378,3 @@ def test_metrics_hold_raw_and_weighted_terms_and_causes_of_mixed_questions():
     assert (metrics["reward/format"], metrics["reward_weighted/format"]) == (1.0, 0.5)
     assert (metrics["reward/total"], metrics["unscored/no_truth"]) == (pytest.approx(1.0), pytest.approx(1 / 3))
     assert reward_metrics([]) == {}
-
-
-def test_scoring_does_not_change_the_group():
-    before = group(episode("7", ok=1), episode(None, stop=StopReason.ERROR))
-    copy = before.model_copy(deep=True)
-    score_group(before, ALL)
-    assert before == copy

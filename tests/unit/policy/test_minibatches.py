@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_train_step import batch, trainer
+from tiny_trainer import batch, trainer
 
 from pixelis.config import load
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs import rft
-from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.samples import LearnerBatch
+from pixelis.policy.train_step import combine_metrics, minibatch_indices
 
 
 def test_counts_of_minibatches_are_summed_and_largest_values_stay() -> None:
@@ -43,7 +43,7 @@ def test_ratios_of_all_epochs_are_relative_to_the_weights_before_the_first_step(
     samples = batch(6)
     with trainer(minibatches=2, epochs=3) as learner, trainer() as by_hand:
         metrics = learner.step(LearnerBatch(4, samples))
-        old = by_hand.log_probs(samples)
+        old = by_hand.model.log_probs(samples)
         for indices in minibatch_indices(6, 2, 3, (0, 4)):
             by_hand.update([samples[i] for i in indices], "policy", [old[i] for i in indices])
         assert (learner.step_count, learner.batches, metrics["learner/sequences"]) == (6, 1, 18)

@@ -64,11 +64,6 @@ def test_a_prompt_is_shared_only_with_the_same_pictures():
     assert len(batch.tokens) == sum(len(s.tokens) for s in samples) - one.length
 
 
-def test_a_sample_longer_than_a_bin_is_refused():
-    with pytest.raises(DataFailure, match="does not fit"):
-        pack([5, 11], 10)
-
-
 @pytest.mark.parametrize("lengths", [[3], [5, 5, 5], [1, 9, 2, 8, 30, 3], list(range(1, 40))])
 def test_buckets_and_their_inverse_are_the_identity(lengths: list[int]):
     segments = segment(lengths)

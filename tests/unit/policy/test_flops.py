@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_train_step import LEARNER, batch, trainer
 from tiny_policy import FAMILIES, LORA, policy, spec, stock
+from tiny_trainer import LEARNER, batch, trainer
 from torch.utils.flop_counter import FlopCounterMode
 
 from pixelis.policy.flops import FlopCounter, peak_flops

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_train_step import LEARNER, batch, trainer
 from tiny_policy import policy, random_adapter, stock, stock_log_probs
+from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.errors import BadInput

@@ -101,12 +101,6 @@ def test_a_failed_judge_call_drops_the_group_for_mini_o3() -> None:
     assert not informative(group([1.0, 1.0, 1.0]), mini_o3)
 
 
-def test_a_key_that_nothing_computes_is_refused() -> None:
-    with pytest.raises(BadConfig, match=r"rft\.filter\.key coherence is not computed"):
-        config.load(None, ["rft.filter.key=coherence"])
-    assert config.load(None, ["rft.filter.key=coherence", "rewards.weights.coherence=0.1"]).rft.filter.key == "coherence"
-
-
 def test_without_truths_groups_are_filtered_by_votes_only() -> None:
     settings = ["rewards.preset=ttrl", "rft.algorithm=ttrl"]
     # In `rft` too: no reward uses truths, so they are cut off at the reader.

@@ -124,13 +124,6 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_expectation():
     assert torch.allclose(torch.autograd.grad(drawn, logits)[0], expected, atol=1e-6)
 
 
-def test_the_entropy_bonus_is_silent_where_nothing_can_be_gained():
-    """The entropy as baseline: under a uniform distribution every token is as surprising as expected."""
-    new = torch.full((3,), -math.log(8)).requires_grad_()
-    entropy_bonus(new, torch.full((3,), math.log(8))).sum().backward()
-    assert torch.allclose(new.grad, torch.zeros(3), atol=1e-6)
-
-
 def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence():
     new = tensor(-1.0, -2.0).requires_grad_()
     spans, advantages = Spans(torch.tensor([0, 0]), torch.tensor([2])), tensor(1.0, 3.0)
@@ -145,15 +138,6 @@ def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence()
     assert gradients["sequence_token"].tolist() == pytest.approx([-scale, -3 * scale])
 
 
-def test_the_entropy_bonus_lowers_the_loss_by_its_weight():
-    new, entropy = tensor(-1.0, -2.0), tensor(0.5, 1.5)
-    setting = config.LossConfig(entropy=0.1)
-    loss, _ = policy_loss(new, new, torch.zeros(2), torch.full((2,), 0.5), setting, entropy=entropy)
-    assert float(loss) == pytest.approx(-0.1)
-    with pytest.raises(ValueError, match="needs entropies"):
-        policy_loss(new, new, torch.zeros(2), torch.ones(2), setting)
-
-
 def test_to_the_behaviour_the_ratio_takes_over_from_the_importance_weights():
     new = tensor(-1.0, -1.0)
     behaviour = new - tensor(math.log(1.5), math.log(0.5))
@@ -165,18 +149,6 @@ def test_to_the_behaviour_the_ratio_takes_over_from_the_importance_weights():
     assert float(sums["ratio_inverse_max"]) == pytest.approx(2.0)
 
 
-def test_spans_sum_and_average_each_sequence():
-    spans = Spans(torch.tensor([0, 0, 1, 3]), torch.tensor([2, 1, 0, 1]))
-    assert spans.sum(tensor(1.0, 2.0, 3.0, 4.0)).tolist() == [3.0, 3.0, 0.0, 4.0]
-    assert spans.mean(tensor(1.0, 2.0, 3.0, 4.0)).tolist() == [1.5, 1.5, 3.0, 4.0]
-
-
-@pytest.mark.parametrize("keys", [{"ratio": "sequence"}, {"importance_level": "sequence"}])
-def test_sequence_level_settings_require_spans(keys: dict[str, str]):
-    with pytest.raises(ValueError, match=r"needs? spans"):
-        policy_loss(tensor(-1.0), tensor(-1.0), torch.ones(1), torch.ones(1), config.LossConfig(**keys))
-
-
 def test_far_off_log_probs_give_finite_numbers():
     new = tensor(-1.0, -500.0).requires_grad_()
     loss, _ = policy_loss(
@@ -185,18 +157,6 @@ def test_far_off_log_probs_give_finite_numbers():
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(new.grad).all()
-
-
-def test_pieces_of_a_batch_add_up():
-    generator = torch.Generator().manual_seed(0)
-    new, behaviour, advantages = (torch.randn(12, generator=generator) for _ in range(3))
-    sequence, sizes = torch.tensor([0] * 5 + [1] * 7), torch.tensor([5, 7])
-    totals = Totals(12, 2)
-    for aggregate in ("token", "sequence"):
-        weights = token_weights(sequence, sizes, aggregate, totals)
-        whole, _ = policy_loss(new, behaviour, advantages, weights, ON)
-        parts = [policy_loss(new[p], behaviour[p], advantages[p], weights[p], ON)[0] for p in (slice(0, 5), slice(5, 12))]
-        assert torch.allclose(whole, sum(parts), atol=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -11,17 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_rewards import episode, group
+from scored_episodes import episode, group
 
 from pixelis.config import MathScorerConfig, RewardsConfig
 from pixelis.errors import BadConfig, DataFailure, InfraFailure
 from pixelis.records import Question, StopReason, Turn
+from pixelis.rewards import services as services_module
 from pixelis.rewards.scorers import Case, math_equal
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import reward_metrics, score_group
 from pixelis.rewards.worker_pool import WorkerPool
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 TIMEOUT_S = 3.0
 MOMENT_S = 10.0
 """Spare time on a busy machine."""
@@ -123,8 +124,9 @@ def test_a_truth_that_cannot_be_compared_leaves_every_answer_unscored(hasty):
 
 
 @pytest.mark.slow
-def test_a_right_answer_whose_process_is_killed_stays_right():
-    services = Services(RewardsConfig(math=MathScorerConfig(workers=1, timeout_s=20.0)))
+def test_a_right_answer_whose_process_is_killed_stays_right(monkeypatch):
+    monkeypatch.setattr(services_module, "WORKERS", 1)
+    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=20.0)))
 
     def kill() -> None:
         worker = services.math_workers._idle.get(timeout=60)
@@ -144,7 +146,7 @@ def test_a_right_answer_whose_process_is_killed_stays_right():
 
 
 def test_an_answer_that_ends_every_process_is_wrong(monkeypatch):
-    services = Services(RewardsConfig(math=MathScorerConfig(workers=1)))
+    services = Services(RewardsConfig())
     asked = []
 
     def call(request):
@@ -231,7 +233,7 @@ def test_own_rewards_are_terms_with_weights(own):
 
 @pytest.mark.slow
 def test_each_failure_of_an_own_reward_is_a_cause(own):
-    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=15.0)
+    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
     scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services).trajectories
     causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]

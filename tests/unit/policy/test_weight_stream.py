@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 from pixelis.errors import InfraFailure
 from pixelis.policy import weight_stream
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.flat_tensors import FlatTensors
+from pixelis.policy.tensor_parts import FlatTensors
 from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
 
 HOST = "127.0.0.1"

@@ -201,13 +201,6 @@ def test_a_preset_replaces_the_weights_of_the_files_below_it(tmp_path: Path):
     assert (nano.curiosity, nano.format, nano.curiosity_bonus) == (0.0, 0.0, 1.0)
 
 
-def test_without_a_preset_nothing_changes():
-    nano = config.load("configs/nano/rft.yaml").rewards
-    weights = {name: weight for name, weight in nano.weights.model_dump().items() if weight}
-    assert weights == {"accuracy": 1.0, "format": 0.1, "curiosity": 1.0}
-    assert not nano.stateful
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def launch(script: str, world: int, out: Path, *arguments: str) -> None:
     """Run a script of this folder as `world` workers and wait for them."""
     folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
-    here, root = Path(__file__).parent, Path(__file__).parents[2]
+    here, root = Path(__file__).parents[1], Path(__file__).parents[3]
     workers = []
     for rank in range(world):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
@@ -114,7 +114,7 @@ def test_workers_that_divide_the_row_have_the_gradients_of_one(request: pytest.F
     alone = case.trainer(stage=0)
     try:
         case.run(alone, samples_of(case.family))
-        expected = alone.zero.moments()
+        expected = alone.model.zero.moments()
     finally:
         alone.close()
     moments = np.load(folder_of(name, request) / f"{name}.npz")
@@ -130,7 +130,7 @@ def test_one_worker_resumes_the_checkpoint_of_two(out: Path) -> None:
     moments, losses = [], []
     for _ in range(case.steps):
         losses.append(alone.update(samples_of(case.family))["policy/loss"])
-        moments.append(alone.zero.moments())
+        moments.append(alone.model.zero.moments())
     weights = alone.adapter().tensors
     alone.close()
     latest = checkpoint.latest(out)

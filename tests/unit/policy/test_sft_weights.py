@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_train_step import LEARNER, batch, trainer
 from tiny_policy import Maker, spec, stock
+from tiny_trainer import LEARNER, batch, trainer
 from torch.nn.functional import cross_entropy
 
 from pixelis.config import Config
@@ -61,17 +61,6 @@ def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) ->
         metrics = learner.update(samples, "sft")
         assert metrics["learner/micro_batches"] > 1
         assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_weights_of_one_change_nothing() -> None:
-    losses = []
-    for weights in (None, np.float32(1)):
-        samples = batch(4)
-        for sample in samples:
-            sample.weights = None if weights is None else np.full(len(sample.tokens), weights)
-        with trainer() as learner:
-            losses.append([learner.update(samples, "sft")["policy/loss"] for _ in range(3)])
-    assert losses[0] == losses[1]
 
 
 def test_a_part_that_counts_nothing_teaches_nothing() -> None:

@@ -13,8 +13,8 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors import safe_open
-from test_train_step import batch, trainer
 from tiny_policy import FAMILIES, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_trainer import batch, trainer
 
 from pixelis.config import EngineConfig, load
 from pixelis.dialogue.spec import ModelSpec

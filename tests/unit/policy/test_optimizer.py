@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train_step import LEARNER, batch, trainer
 from tiny_policy import policy
+from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis.policy import adamw
 from pixelis.policy.adamw import AdamW, round_at_random

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from chat_server import ChatServer
-from test_rewards import episode, group
+from scored_episodes import episode, group
 
 from pixelis import config
 from pixelis.config import RewardsConfig

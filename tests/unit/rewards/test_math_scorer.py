@@ -16,7 +16,7 @@ from pixelis.rewards.services import Services
 
 @pytest.fixture(scope="module")
 def services():
-    services = Services(RewardsConfig(math=MathScorerConfig(workers=1, timeout_s=20.0)))
+    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=20.0)))
     yield services
     services.close()
 

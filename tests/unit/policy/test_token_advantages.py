@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train_step import LEARNER, batch, trainer
 from tiny_policy import policy, random_adapter
+from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.errors import BadConfig

@@ -12,11 +12,10 @@ import torch
 import yaml
 
 from pixelis import config
-from pixelis.config.presets.algorithms import ALGORITHMS, BASELINES, SURROGATES, find_function
+from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, token_weights
-from pixelis.records import StopReason
 
 
 @dataclass
@@ -371,11 +370,6 @@ def test_explicit_keys_win_over_the_name():
     assert (result.loss.clip_low, result.loss.clip_high, result.loss.ratio) == (1e-3, 4e-4, "sequence")
 
 
-def test_without_a_name_the_defaults_hold():
-    assert config.Config().rft.algorithm is None
-    assert config.load(None, ["rft.algorithm=null"]) == config.Config()
-
-
 def test_the_constant_length_is_that_of_the_dialogue_unless_given():
     c = config.load(None, ["rft.algorithm=dr_grpo", "dialogue.max_turns=5", "dialogue.max_turn_tokens=20"])
     assert c.rft.loss.constant_tokens == 100
@@ -411,10 +405,3 @@ def test_a_contradiction_is_an_error_that_says_what_to_change(overrides: list[st
 def test_one_rollout_is_enough_where_no_group_is_compared():
     for name in ("remax", "reinforce_pp"):
         assert named(name, "rft.group_size=1").group_size == 1
-
-
-def test_configuration_and_code_know_the_same_names():
-    allowed = config.AdvantageConfig.model_fields["exclude"].annotation.__args__[0].__args__
-    assert set(allowed) == {s.value for s in StopReason} - {"answer", "done"}, "proper ends are never excluded"
-    for part, names in (("advantage", BASELINES), ("surrogate", SURROGATES)):
-        assert all(callable(find_function(part, name)) for name in names)
