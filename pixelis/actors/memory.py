@@ -308,7 +308,7 @@ class Memory:
         """``memory/...`` metrics of all shards that answer; times only when there are experiences."""
         parts = list((await self._shard_stats()).values())
         size = sum(p["size"] for p in parts)
-        summed = ("size", "capacity", "added", "vectors", "waiting_for_index", "retrievals", "successes", "bytes", "damaged")
+        summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")
         times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
         return {
             **{f"memory/{name}": sum(p[name] for p in parts) for name in summed},

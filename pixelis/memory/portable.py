@@ -13,6 +13,7 @@ import pyarrow.parquet
 from pydantic import ValidationError
 
 from pixelis.errors import BadInput, MissingFile
+from pixelis.files import replacing
 from pixelis.records import Experience
 
 FORMAT = b"pixelis-experiences-1"
@@ -48,22 +49,12 @@ class Entry:
 
 
 def write(path: str | os.PathLike[str], chunks: Iterable[list[Entry]]) -> int:
-    """Write all chunks to a temporary file and rename it into place; returns the number of experiences."""
-    target, count = Path(path), 0
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(target.name + ".aside")
-    try:
-        with open(aside, "wb") as file:
-            os.chmod(aside, 0o600)
-            with pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-                for entries in chunks:
-                    writer.write_table(pyarrow.Table.from_pylist([_row(entry) for entry in entries], schema=SCHEMA))
-                    count += len(entries)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
+    """Write all chunks to a file, replaced when they are complete; returns the number of experiences."""
+    count = 0
+    with replacing(path, permissions=0o600) as file, pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        for entries in chunks:
+            writer.write_table(pyarrow.Table.from_pylist([_row(entry) for entry in entries], schema=SCHEMA))
+            count += len(entries)
     return count
 
 

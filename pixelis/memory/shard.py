@@ -19,9 +19,8 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.files import disk_failures
 from pixelis.memory import portable
 from pixelis.memory.database import Database
-from pixelis.memory.index import TAIL, Index
+from pixelis.memory.index import Index
 from pixelis.memory.portable import Entry
-from pixelis.memory.priority import keys, weights
 from pixelis.memory.rows import WORD, Place, Row, Rows, experience
 from pixelis.memory.schema import CHECKED, add_picture, checksum, content_hash, digest, set_fact
 from pixelis.memory.vectors import validate
@@ -59,82 +58,34 @@ class Shard:
         self._index: Index | None = None
         self._ids: dict[int, str] = {}
         self._rows: dict[str, int] = {}
-        self._since_save = 0
         self._adding, self._adding_lock = 0, threading.Lock()
         """Number of entries that callers are adding, an upper bound of rows not yet in ``_ids``."""
-        self._wake, self._stop = threading.Event(), threading.Event()
         try:
             self._recover()
         except BaseException:
             self.database.close()
             raise
         self.recovery_s = time.monotonic() - started
-        self._maintainer = threading.Thread(target=self._maintain, name="memory-maintainer", daemon=True)
-        self._maintainer.start()
-        self._wake.set()
-
-    # --- opening, housekeeping, closing -------------------------------------------------------------------------------------
-
-    @property
-    def _index_file(self) -> Path:
-        return self.folder / "index.built"
 
     def _recover(self) -> None:
+        """Read the ids, and build the index from the vectors."""
+        (self.folder / "index.built").unlink(missing_ok=True)  # of version 0.1.0: it may have deleted vectors
         self.name = self.database.fact("name") or ""
         with self.database.read() as rows:
             self._ids = dict(rows.execute("SELECT seq, id FROM experiences").fetchall())
             self._rows = {name: seq for seq, name in self._ids.items()}
-            first = rows.execute("SELECT length(vector) FROM vectors LIMIT 1").fetchone()
-            if first is None:
-                return
-            index = self._index = Index(self.config, first[0] // 4)
-            present = np.fromiter((seq for (seq,) in rows.execute("SELECT seq FROM vectors")), np.int64)
-            index.load(self._index_file, self.name, present)
-            indexed = index.built.places if index.built is not None else {}
-            cursor = rows.execute("SELECT seq, vector FROM vectors")
+            cursor = rows.execute("SELECT seq, vector FROM vectors ORDER BY seq")
             while chunk := cursor.fetchmany(4096):
-                chunk = [(seq, blob) for seq, blob in chunk if seq not in indexed]
-                if chunk:
-                    values = np.frombuffer(b"".join(blob for _, blob in chunk), "<f4").reshape(len(chunk), -1)
-                    index.add([seq for seq, _ in chunk], values)
-
-    def _maintain(self) -> None:
-        """Maintain and save the index; runs in a thread."""
-        while not self._stop.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            try:
-                self._maintain_once()
-            except OSError as error:
-                log.warning("the index of %s is not saved, and will be rebuilt by a restart: %s", self.folder, error)
-            except Exception:
-                # Nothing is lost: rows that are not in the built index are searched in the tail, and an unsaved index is rebuilt.
-                log.exception("the index of %s could not be maintained; retrying at the next change", self.folder)
-
-    def _maintain_once(self) -> None:
-        index = self._index
-        if index is None or self.config.index == "flat":
-            return
-        initial = index.built
-        while not self._stop.is_set() and index.maintain(self._stop.is_set):
-            self._since_save += 1
-        if self._since_save and (index.built is not initial or not self._index_file.exists() or self._since_save > TAIL // 16):
-            changes = self._since_save
-            if index.save(self._index_file, self.name):
-                self._since_save -= changes
+                seqs, blobs = zip(*chunk, strict=True)
+                if self._index is None:
+                    self._index = Index(self.config, len(blobs[0]) // 4)
+                self._index.add(seqs, np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1))
+        if self._index is not None:
+            self._index.build()
 
     def close(self) -> None:
-        """Finish pending writes, save the index and unlock the folder."""
-        self._stop.set()
-        self._wake.set()
-        self._maintainer.join()
-        try:
-            if self._index is not None and self._since_save:
-                self._index.save(self._index_file, self.name)
-        except OSError as error:
-            log.warning("the index of %s is not saved, and will be rebuilt by a restart: %s", self.folder, error)
-        finally:
-            self.database.close()
+        """Finish pending writes and unlock the folder."""
+        self.database.close()
 
     # --- adding and searching -----------------------------------------------------------------------------------------------
 
@@ -222,19 +173,14 @@ class Shard:
                 self._index = Index(self.config, len(indexed[0][1]))
             self._index.add([row for row, _ in indexed], np.stack([vector for _, vector in indexed]))
         self._apply_removed(evicted)
-        self._wake.set()
 
-    def _apply_removed(self, rows: Sequence[int], wipe: bool = False) -> None:
+    def _apply_removed(self, rows: Sequence[int]) -> None:
         for row in rows:
             name = self._ids.pop(row, "")
             if self._rows.get(name) == row:  # else it was added again in the same call
                 del self._rows[name]
-        if self._index is not None and rows:
-            self._index.remove(rows, wipe)
-            if wipe:
-                self._index_file.unlink(missing_ok=True)
-                self._since_save += 1
-            self._wake.set()
+        if self._index is not None:
+            self._index.remove(rows)
 
     def search(self, vectors: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[list[tuple[str, float]]]:
         """Ids and similarities of the at most ``k`` nearest neighbours of each of ``vectors`` [n, d], best first.
@@ -301,14 +247,21 @@ class Shard:
         return [experience(row) for _, row in self.list_rows(limit, after, user)]
 
     def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
-        """Keys and ids of a weighted sample of at most ``n`` of a status, without replacement; see ``priority.keys``."""
+        """Keys and ids of a weighted sample without replacement of at most ``n`` experiences, optionally of a status.
+
+        The weight is the priority, times .7 + .3 success rate for experiences that were retrieved before. Keys are exponential
+        arrival times with the weights as rates: the smallest keys of several shards together are a sample over all of them.
+        Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir (2006).
+        """
         with self.database.read() as db:
             chosen = "SELECT id, priority, retrievals, successes FROM experiences WHERE ? IS NULL OR status = ? ORDER BY seq"
             rows = db.execute(chosen, (status, status)).fetchall()
         if not rows or n < 1:
             return []
         names, *columns = zip(*rows, strict=True)
-        times = keys(weights(*(np.asarray(column, float) for column in columns)), rng)
+        priorities, retrievals, successes = (np.asarray(column, float) for column in columns)
+        rate = successes / np.maximum(retrievals, 1)
+        times = rng.exponential(size=len(names)) / np.where(retrievals > 0, priorities * (0.7 + 0.3 * rate), priorities)
         first = np.argsort(times, kind="stable")[:n]
         return [(float(times[i]), names[i]) for i in first]
 
@@ -338,7 +291,6 @@ class Shard:
             "added": added,
             "vectors": len(index) if index is not None else 0,
             "width": index.width if index is not None else 0,
-            "waiting_for_index": len(index.tail) if index is not None and self.config.index != "flat" else 0,
             "mean_priority": priority or 0.0,
             "retrievals": retrievals or 0,
             "successes": successes or 0,
@@ -459,7 +411,7 @@ class Shard:
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        victims = self.database.write(change, lambda victims: self._apply_removed([seq for seq, _ in victims], wipe=True))
+        victims = self.database.write(change, lambda victims: self._apply_removed([seq for seq, _ in victims]))
         if victims:
             self.database.forget()
         for copy in self.folder.glob("damaged-*"):  # a damaged file may have what is deleted, and what nobody can name any more

@@ -25,7 +25,7 @@ def vector(number: int) -> np.ndarray:
 
 def write(folder: str, first: int) -> None:
     """Add forever from two threads, one entry and three entries at a time."""
-    shard = Shard(folder, MemoryConfig(index="hnsw", capacity=10**6))
+    shard = Shard(folder, MemoryConfig(capacity=10**6))
     os.write(1, f"pid {os.getpid()}\n".encode())
 
     def add(start: int, size: int) -> None:

@@ -52,17 +52,13 @@ def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, record_fi
                     time.sleep(rng.random() * 0.01)
                     os.kill(int(pid), signal.SIGKILL)
         writers.stdin.close()
-    graph = Shard(tmp_path, Settings(index="hnsw", capacity=10**6))
-    count = len(graph)
-    assert graph.stats()["vectors"] == count >= len(acknowledged)
-    graph.close()
     shard = Shard(tmp_path, Settings(capacity=10**6))
-    ids = sorted(acknowledged)
+    ids, count = sorted(acknowledged), len(shard)
     assert all(shard.rows(ids)), "an acknowledged record is lost"
     values = np.stack([vector(int(id[1:])) for id in ids])
     assert [nearest[0][0] for nearest in shard.search(values, 1)] == ids, "an acknowledged record is not in the index"
     assert shard.pictures(ids[-1]) == {"img0": PNG + bytes(500)}
-    assert len(shard) == shard.stats()["vectors"] == count
+    assert shard.stats()["vectors"] == count >= len(acknowledged)
     shard.close()
     record_figures(acknowledged=len(acknowledged), stored=count)
 

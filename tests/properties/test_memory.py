@@ -26,7 +26,6 @@ CHANGES = st.one_of(
     st.tuples(st.just("prune"), st.integers(0, 30)),
     st.tuples(st.just("user"), st.integers(0, 2)),
     st.tuples(st.just("reopen"), st.none()),
-    st.tuples(st.just("maintain"), st.none()),
 )
 
 
@@ -66,8 +65,7 @@ def test_shards_together_are_one_index(count: int, shards: int, k: int, metric: 
 @given(changes=st.lists(CHANGES, max_size=14), evict=st.sampled_from(["fifo", "priority"]), capacity=st.integers(1, 40))
 @settings(max_examples=10)
 def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, capacity: int) -> None:
-    before = index_module.TAIL, index_module.MIN_PER_LIST
-    index_module.TAIL, index_module.MIN_PER_LIST = 6, 3
+    before, index_module.MAX_EXACT = index_module.MAX_EXACT, 6
     day = 86_400.0
     config = MemoryConfig(index=kind, evict=evict, ivf={"nlist": 2, "nprobe": 2}, hnsw={"M": 8}, retention_days=1)  # type: ignore[arg-type]
     known = vectors(61, 8)
@@ -112,4 +110,4 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
                     assert result == names
         finally:
             shard.close()
-            index_module.TAIL, index_module.MIN_PER_LIST = before
+            index_module.MAX_EXACT = before

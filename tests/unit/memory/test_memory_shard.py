@@ -15,7 +15,6 @@ from memory_entries import PNG, entries, made, vectors, wait_for
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.memory import Entry, Shard
-from pixelis.memory import index as index_module
 from pixelis.memory.vectors import unit
 from pixelis.records import Experience, Feedback
 
@@ -219,9 +218,8 @@ def test_feedback_is_kept(tmp_path: Path) -> None:
     shard.close()
 
 
-def test_a_deleted_experience_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "TAIL", 4)
-    shard = Shard(tmp_path, MemoryConfig(index="hnsw"))
+def test_a_deleted_experience_is_in_no_file(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
     secret = np.linspace(1.0, 2.0, 16).astype(np.float32)
     for number in range(12):
         user = "someone" if number % 2 else "other"
@@ -229,10 +227,8 @@ def test_a_deleted_experience_is_in_no_file(tmp_path: Path, monkeypatch: pytest.
         shard.add([Entry(made(number, user=user), secret if number == 1 else vectors(1, seed=number)[0], picture)])
     shard.feedback("e1", Feedback(comment="THE-COMMENT"))
     shard.retrieved("r", ["e1"])
-    wait_for(lambda: shard.stats()["waiting_for_index"] < 4)
     shard.close()
-    shard = Shard(tmp_path, MemoryConfig(index="hnsw"))
-    assert (tmp_path / "index.built").is_file()
+    shard = Shard(tmp_path, MemoryConfig())
     assert shard.delete_user("someone") == [f"e{i}" for i in range(1, 12, 2)]
     assert ids(shard) == sorted(f"e{i}" for i in range(0, 12, 2))
     assert shard.list(99, user="someone") == []
@@ -269,9 +265,8 @@ def test_a_page_of_experiences_is_newest_first(tmp_path: Path) -> None:
     shard.close()
 
 
-@pytest.mark.parametrize("index", ["flat", "hnsw"])
-def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path, index: str) -> None:
-    shard = Shard(tmp_path, MemoryConfig(index=index))
+def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig())
     texts = ["Which digit is in the red frame?", "How many cards are RED?", "Which card is predicted?"]
     given = entries(300)
     for i, entry in enumerate(given):

@@ -57,15 +57,15 @@ def restore(folder: Path, content: bytes) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trials", [12, pytest.param(60, marks=pytest.mark.long)])
 def test_a_flipped_bit_is_never_silent(
-    intact: tuple[bytes, list[Entry], Path], tmp_path: Path, record_figures: Callable[..., None]
+    trials: int, intact: tuple[bytes, list[Entry], Path], tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    """Flip one bit in 60 copies. Before: 8 of 12 flips were read as if nothing had happened."""
     content, expected, export = intact
     by_id, rng, outcomes = {e.experience.id: e for e in expected}, random.Random(7), Counter[str]()
-    for trial in range(60):
+    for trial in range(trials):
         damaged = bytearray(content)
-        place = rng.randrange(100) if trial < 6 else rng.randrange(len(content))  # also in the header
+        place = rng.randrange(100) if trial < trials // 10 else rng.randrange(len(content))  # also in the header
         damaged[place] ^= 1 << rng.randrange(8)
         folder = restore(tmp_path / str(trial), bytes(damaged))
         try:
@@ -95,7 +95,7 @@ def test_a_flipped_bit_is_never_silent(
     record_figures(**{name.replace(" ", "_").replace(":", ""): count for name, count in outcomes.items()})
     refused = {name for name in outcomes if name.startswith("refused")}
     assert refused <= {"refused: damaged", "refused: bad_schema", "refused: read_only"}
-    assert outcomes["lost and named"] > 20
+    assert outcomes["lost and named"] > trials // 4
 
 
 def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

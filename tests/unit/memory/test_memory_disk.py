@@ -63,7 +63,7 @@ def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
             "print(len(fill_up(shard)), flush=True)\n"
             "os.kill(os.getpid(), 9)\n"
         )
-        command = [sys.executable, "-c", script, str(disk / "shard"), str(Path(__file__).parent), str(Path(__file__).parents[1])]
+        command = [sys.executable, "-c", script, str(disk / "shard"), *map(str, Path(__file__).parents[:3])]
         count = int(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout)
         fill(disk)
         shard = Shard(disk / "shard", MemoryConfig())
@@ -94,7 +94,7 @@ def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
         "shard.close()\n"
         "print(codes, stored, refusal, len(Shard(sys.argv[1], MemoryConfig())))\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "shard"), str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", script, str(tmp_path / "shard"), *map(str, Path(__file__).parents[:3])]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     codes, stored, refusal, reopened = result.stdout.split()
