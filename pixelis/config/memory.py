@@ -9,17 +9,6 @@ from pydantic import Field, model_validator
 from pixelis.config.base import Section
 
 
-class HnswConfig(Section):
-    M: int = Field(32, ge=2, description="links per node of the graph")
-    ef_construction: int = Field(200, ge=1, description="candidates considered during construction")
-    ef_search: int = Field(100, ge=1, description="candidates considered during a search")
-
-
-class IvfConfig(Section):
-    nlist: int = Field(100, ge=1, description="number of inverted lists")
-    nprobe: int = Field(10, ge=1, description="number of lists that a search visits")
-
-
 class MemoryConfig(Section):
     enabled: bool = Field(True, description="store the experiences of served requests")
     dir: str | None = Field(None, description="folder of the shards; unset: run.dir/memory")
@@ -33,17 +22,16 @@ class MemoryConfig(Section):
     retention_days: float = Field(90.0, gt=0, description="age in days at which an experience is deleted")
     pictures: bool = Field(True, description="store the views of the policy (PNG without metadata) with each experience")
     index: Literal["flat", "hnsw", "ivf"] = Field(
-        "flat", description="FAISS index: exact (flat), graph (hnsw) or inverted lists (ivf)"
+        "flat",
+        description="FAISS index: exact search (flat), or a graph (hnsw) or inverted lists (ivf) that a shard with over 100,000 "
+        "vectors builds when it opens",
     )
     metric: Literal["cosine", "euclidean", "manhattan"] = Field("cosine", description="distance between vectors")
     visual: float = Field(0.7, ge=0, le=1, description="weight of the picture in the vector of an experience")
     text: float = Field(0.3, ge=0, le=1, description="weight of the question in the vector of an experience")
-    hnsw: HnswConfig = HnswConfig()
-    ivf: IvfConfig = IvfConfig()
     timeout_s: float = Field(
         0.2, gt=0, description="timeout in seconds of a search in a shard; without a slow shard the result is partial"
     )
-
     write_timeout_s: float = Field(
         2.0, gt=0, description="seconds that a reply waits for its experience to be on disk; without it the reply has no id"
     )

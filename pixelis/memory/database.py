@@ -66,7 +66,7 @@ class Database:
             self._lease.release()
             raise
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], None] | None] | None] = queue.Queue()
+        self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], object] | None] | None] = queue.Queue()
         self.commits = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run_writer, name="memory-writer", daemon=True)
@@ -123,11 +123,6 @@ class Database:
             if (log_file := self.path.with_name(self.path.name + suffix)).exists():
                 os.replace(log_file, aside.with_name(aside.name + suffix))
         os.replace(fresh, self.path)
-        self._report(result, aside, problem)
-        self._open()
-
-    def _report(self, result: Salvage, aside: Path, problem: str) -> None:
-        """Say what the file had lost."""
         self.salvaged = result
         with open(self.path.with_name("damage.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)}) + "\n")
@@ -139,8 +134,9 @@ class Database:
             *(result.experiences, result.lost),
             *(len(result.without_vector), len(result.without_pictures)),
         )
+        self._open()
 
-    def write(self, change: Change, applied: Callable[[Any], None] | None = None) -> Any:
+    def write(self, change: Change, applied: Callable[[Any], object] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.
 
         Concurrent callers share a commit. ``applied`` is called with the result after the commit and before this method returns.
@@ -157,8 +153,9 @@ class Database:
         while not closing:
             try:
                 batch = [self._pending.get(timeout=None if self.failure is None else PROBE_S)]
-            except queue.Empty:
-                self._probe()
+            except queue.Empty:  # write after a failure of the disk, so that it ends without a caller's write
+                if self.failure is not None and self.failure.code != DAMAGED:
+                    self._commit([(lambda db: db.execute("UPDATE facts SET value = value WHERE name = 'name'"), Future(), None)])
                 continue
             while len(batch) < MAX_BATCH:
                 try:
@@ -168,15 +165,10 @@ class Database:
             closing = None in batch
             self._commit([item for item in batch if item is not None])
 
-    def _probe(self) -> None:
-        """Try to write after the disk refused, so that the failure ends without a caller's write."""
-        if self.failure is not None and self.failure.code != DAMAGED:
-            self._commit([(lambda db: db.execute("UPDATE facts SET value = value WHERE name = 'name'"), Future(), None)])
-
-    def _commit(self, batch: list[tuple[Change, Future, Callable[[Any], None] | None]]) -> None:
+    def _commit(self, batch: list[tuple[Change, Future, Callable[[Any], object] | None]]) -> None:
         if not batch:
             return
-        outcomes: list[tuple[Future, Any, Callable[[Any], None] | None]] = []
+        outcomes: list[tuple[Future, Any, Callable[[Any], object] | None]] = []
         try:
             self._lease.check()
             self._writer.execute("BEGIN IMMEDIATE")
@@ -200,7 +192,11 @@ class Database:
                 if not done.done():
                     done.set_exception(failure)
             return
-        self._written()
+        # Damage lasts, and so does a full disk on which only little fitted.
+        lasts = self.failure and (self.failure.code == DAMAGED or (self.failure.code == NO_SPACE and not has_space(self.path)))
+        if self.failure and not lasts:
+            log.warning("the memory %s can be written again", self.path)
+            self.failure = None
         for done, result, applied in outcomes:
             try:
                 if applied is not None:
@@ -208,13 +204,6 @@ class Database:
                 done.set_result(result)
             except Exception as error:
                 done.set_exception(error)
-
-    def _written(self) -> None:
-        """End a failure after a commit; damage lasts, and so does a full disk on which only little fitted."""
-        if self.failure is None or self.failure.code == DAMAGED or (self.failure.code == NO_SPACE and not has_space(self.path)):
-            return
-        log.warning("the memory %s can be written again", self.path)
-        self.failure = None
 
     def _failed(self, error: Exception) -> InfraFailure:
         """The error of a commit as InfraFailure; one of the disk is remembered, and logged when it begins."""
@@ -250,20 +239,10 @@ class Database:
             return "locked"
         return self.failure.code if self.failure is not None else ""
 
-    def fact(self, name: str) -> str | None:
-        """A fact about the shard, such as its name; None if it is not set."""
-        with self.read() as rows:
-            row = rows.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return row[0] if row else None
-
     def forget(self) -> None:
         """Truncate the log, so that no file contains deleted data."""
-
-        def truncate() -> None:
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-        # Runs in the writer's thread after a commit: SQLite refuses it inside a transaction.
-        self.write(lambda _: None, lambda _: truncate())
+        # After a commit: SQLite refuses it inside a transaction.
+        self.write(lambda _: None, lambda _: self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
 
     def nbytes(self) -> int:
         """Bytes of the file and its log."""

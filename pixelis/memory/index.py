@@ -5,6 +5,7 @@ Search is exact, except that ``hnsw`` and ``ivf`` search an approximate index of
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ faiss: Any = _faiss
 METRICS = {"cosine": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2, "manhattan": faiss.METRIC_L1}
 MAX_EXACT = 100_000
 """Number of vectors above which an approximate index is built."""
+HNSW_M, HNSW_EF_CONSTRUCTION, HNSW_EF_SEARCH = 32, 200, 100
+"""Links of a node, and candidates considered in building and searching the graph."""
+IVF_LISTS, IVF_PROBED = 4.0, 0.1
+"""Inverted lists by the square root of the number of vectors, and the share of them that a search visits."""
 MAX_GPU_K = 2048
 """Most neighbours of a GPU search in FAISS."""
 
@@ -122,11 +127,13 @@ class Approximate:
         self.config, self.rows, self.alive = config, rows, len(rows)
         self.bits = np.full(len(rows) // 8 + 1, 255, np.uint8)
         if config.index == "hnsw":
-            self.index = faiss.IndexHNSWFlat(width, config.hnsw.M, metric)
-            self.index.hnsw.efConstruction = config.hnsw.ef_construction
+            self.index = faiss.IndexHNSWFlat(width, HNSW_M, metric)
+            self.index.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
         else:
-            self.index = faiss.IndexIVFFlat(faiss.IndexFlat(width, metric), width, config.ivf.nlist, metric)
+            lists = int(IVF_LISTS * np.sqrt(len(rows)))
+            self.index = faiss.IndexIVFFlat(faiss.IndexFlat(width, metric), width, lists, metric)
             self.index.train(vectors)
+            self.probes = math.ceil(IVF_PROBED * lists)
         self.index.add(vectors)
 
     def remove(self, row: int) -> None:
@@ -140,9 +147,9 @@ class Approximate:
         """The rows near each vector."""
         selector = {"sel": faiss.IDSelectorBitmap(self.bits)} if self.alive < len(self.rows) else {}
         if self.config.index == "hnsw":
-            parameters = faiss.SearchParametersHNSW(efSearch=max(self.config.hnsw.ef_search, k), **selector)
+            parameters = faiss.SearchParametersHNSW(efSearch=max(HNSW_EF_SEARCH, k), **selector)
         else:
-            parameters = faiss.SearchParametersIVF(nprobe=self.config.ivf.nprobe, **selector)
+            parameters = faiss.SearchParametersIVF(nprobe=self.probes, **selector)
         scores, places = self.index.search(vectors, k, params=parameters)
         return scores, np.where(places >= 0, self.rows[places], -1)
 

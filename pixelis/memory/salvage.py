@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.memory.schema import CHECKED, intact, placeholders
+from pixelis.memory.schema import CHECKED, intact
 
 
 def damaged(db: sqlite3.Connection) -> str:
-    """What is wrong with the file, in a line; empty if nothing is. Reads everything."""
+    """The first problem of the file in one line; empty if there is none. Reads everything."""
     try:
         problems = [line for (line,) in db.execute("PRAGMA integrity_check(3)") if line != "ok"]
         if problems:
@@ -30,7 +30,7 @@ def damaged(db: sqlite3.Connection) -> str:
 
 @dataclass(slots=True)
 class Salvage:
-    """What ``salvage`` could not copy: ids of experiences (unreadable ones have none), and of those copied without a part."""
+    """Numbers of experiences copied and lost, and the ids of those lost (if readable) or copied without a part."""
 
     experiences: int = 0
     lost: int = 0
@@ -41,63 +41,60 @@ class Salvage:
 
 def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvage:
     """Copy every intact row of ``source`` to ``target``, which has the tables and is empty."""
-    result, seqs = Salvage(), sorted(_seqs(source))
-    for name, value in _rows(source, "facts", "name != 'name'"):
-        target.execute(f"INSERT INTO facts VALUES (?, ?, {placeholders(CHECKED['facts'])})", (name, value) * 2)
-    names: dict[int, set[str]] = {}
-    _copy_pictures(source, target)
+    result = Salvage()
+    for row in _intact(source, "facts", "name != 'name'"):
+        _insert(target, "facts", row)
+    # A damaged page hides rows from one way of reading a table and not from another: try all ways.
+    for way in ("NOT INDEXED ORDER BY rowid", "NOT INDEXED ORDER BY rowid DESC", "INDEXED BY by_hash"):
+        for (rowid,) in list(_read(source, f"SELECT rowid FROM pictures {way}")):
+            for row in _intact(source, "pictures", "rowid = ?", rowid):
+                _insert(target, "pictures", row)
+    ways = ["experiences NOT INDEXED ORDER BY seq", "experiences NOT INDEXED ORDER BY seq DESC", "vectors", "experience_pictures"]
+    ways += [f"experiences INDEXED BY {index}" for index in ("by_time", "by_user", "by_priority")]
+    seqs = {seq for way in ways for (seq,) in _read(source, f"SELECT seq FROM {way}") if isinstance(seq, int)}
+    named: dict[int, set[str]] = {}
     for seq, name in _read(source, "SELECT seq, name FROM experience_pictures INDEXED BY by_picture"):
-        names.setdefault(seq, set()).add(name)
-    for seq in seqs:
-        (row,) = list(_rows(source, "experiences", "seq = ?", seq)) or (None,)
-        if row is None:
+        named.setdefault(seq, set()).add(name)
+    for seq in sorted(seqs):
+        experience = next(_intact(source, "experiences", "seq = ?", seq), None)
+        if experience is None:
             result.lost += 1
             result.lost_ids += [id for (id,) in _read(source, "SELECT id FROM experiences WHERE seq = ?", seq)]
             continue
-        columns, marks = ", ".join(CHECKED["experiences"]), ", ".join("?" * len(row))
-        insert = f"INSERT INTO experiences (seq, {columns}, checksum) VALUES (?, {marks}, {placeholders(CHECKED['experiences'])})"
-        target.execute(insert, (seq, *row, *row))
+        id = experience[1]
+        _insert(target, "experiences", experience)
         result.experiences += 1
-        stored = len(list(_read(source, "SELECT seq FROM vectors WHERE seq = ?", seq)))
-        vectors = list(_rows(source, "vectors", "seq = ?", seq))
-        for vector in vectors:
-            target.execute(f"INSERT INTO vectors VALUES (?, ?, {placeholders(CHECKED['vectors'])})", (*vector, *vector))
-        if stored != len(vectors):
-            result.without_vector.append(row[0])
-        stored_names = {name for (name,) in _read(source, "SELECT name FROM experience_pictures WHERE seq = ?", seq)}
-        if not _link_pictures(source, target, seq) >= stored_names | names.get(seq, set()):
-            result.without_pictures.append(row[0])
+        stored, vectors = (list(read(source, "vectors", "seq = ?", seq)) for read in (_all, _intact))
+        for row in vectors:
+            _insert(target, "vectors", row)
+        if len(vectors) != len(stored):
+            result.without_vector.append(id)
+        names = {name for _, name, *_ in _all(source, "experience_pictures", "seq = ?", seq)} | named.get(seq, set())
+        for row in _intact(source, "experience_pictures", "seq = ?", seq):
+            if target.execute("SELECT 1 FROM pictures WHERE hash = ?", (row[2],)).fetchone():
+                _insert(target, "experience_pictures", row)
+                names.discard(row[1])
+        if names:
+            result.without_pictures.append(id)
     target.execute("DELETE FROM pictures WHERE hash NOT IN (SELECT hash FROM experience_pictures)")
-    for row in _read(source, "SELECT seq, retrieval, succeeded, told_at FROM retrievals"):
-        target.execute(
-            "INSERT OR IGNORE INTO retrievals SELECT ?, ?, ?, ? WHERE ? IN (SELECT seq FROM experiences)", (*row, row[0])
-        )
+    for row in _read(source, "SELECT * FROM retrievals"):
+        if target.execute("SELECT 1 FROM experiences WHERE seq = ?", (row[0],)).fetchone():
+            _insert(target, "retrievals", row)
     for (last,) in _read(source, "SELECT seq FROM sqlite_sequence WHERE name = 'experiences'"):
         target.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'experiences'", (last,))
     return result
 
 
-def _copy_pictures(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Copy all intact pictures, also those that only the index or one end of the table still names."""
-    ways = ["NOT INDEXED ORDER BY rowid", "NOT INDEXED ORDER BY rowid DESC", "INDEXED BY by_hash"]
-    for rowid in {rowid for way in ways for (rowid,) in _read(source, f"SELECT rowid FROM pictures {way}")}:
-        for row in _read(source, f"SELECT hash, png FROM pictures WHERE rowid = ? AND {intact('pictures')}", rowid):
-            target.execute("INSERT OR IGNORE INTO pictures VALUES (?, ?)", row)
+def _insert(db: sqlite3.Connection, table: str, row: Sequence[Any]) -> None:
+    db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
 
 
-def _link_pictures(source: sqlite3.Connection, target: sqlite3.Connection, seq: int) -> set[str]:
-    """Copy the names of an experience's pictures whose content is copied; returns them."""
-    insert = f"INSERT INTO experience_pictures SELECT ?, ?, ?, {placeholders(CHECKED['experience_pictures'])}"
-    return {
-        row[1]
-        for row in _rows(source, "experience_pictures", "seq = ?", seq)
-        if target.execute(f"{insert} WHERE ? IN (SELECT hash FROM pictures)", (*row, *row, row[2])).rowcount
-    }
+def _intact(db: sqlite3.Connection, table: str, condition: str, *values: Any) -> Iterator[Sequence[Any]]:
+    return _all(db, table, f"{condition} AND {intact(table)}", *values)
 
 
-def _rows(db: sqlite3.Connection, table: str, condition: str, *values: Any) -> Iterator[Sequence[Any]]:
-    """The checked columns of the intact rows that meet a condition, as far as they can be read."""
-    return _read(db, f"SELECT {', '.join(CHECKED[table])} FROM {table} WHERE {condition} AND {intact(table)}", *values)
+def _all(db: sqlite3.Connection, table: str, condition: str, *values: Any) -> Iterator[Sequence[Any]]:
+    return _read(db, f"SELECT * FROM {table} WHERE {condition}", *values)
 
 
 def _read(db: sqlite3.Connection, query: str, *values: Any) -> Iterator[Sequence[Any]]:
@@ -106,11 +103,3 @@ def _read(db: sqlite3.Connection, query: str, *values: Any) -> Iterator[Sequence
         yield from db.execute(query, values)
     except sqlite3.DatabaseError:
         return
-
-
-def _seqs(db: sqlite3.Connection) -> set[int]:
-    """Numbers of all experiences that the table, from both ends, or any of its indexes still names."""
-    ways = [f"{place} ORDER BY {order}" for place in ("experiences NOT INDEXED",) for order in ("seq", "seq DESC")]
-    ways += [f"experiences INDEXED BY {index}" for index in ("by_time", "by_user", "by_priority")]
-    ways += ["vectors", "experience_pictures"]
-    return {seq for way in ways for (seq,) in _read(db, f"SELECT seq FROM {way}") if isinstance(seq, int)}

@@ -42,11 +42,6 @@ def checksum(columns: tuple[str, ...], row: str = "") -> str:
     return f"digest({', '.join(name if column in NUMBERS else f'CAST({name} AS BLOB)' for column, name in names)})"
 
 
-def placeholders(columns: tuple[str, ...]) -> str:
-    """``checksum`` of parameters in place of the columns."""
-    return f"digest({', '.join('?' if c in NUMBERS else 'CAST(? AS BLOB)' for c in columns)})"
-
-
 def intact(table: str) -> str:
     """The SQL condition that a row of ``pictures`` or a ``CHECKED`` table is as it was written."""
     return "hash IS content_hash(CAST(png AS BLOB))" if table == "pictures" else f"checksum IS {checksum(CHECKED[table])}"

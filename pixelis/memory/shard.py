@@ -70,7 +70,6 @@ class Shard:
     def _recover(self) -> None:
         """Read the ids, and build the index from the vectors."""
         (self.folder / "index.built").unlink(missing_ok=True)  # of version 0.1.0: it may have deleted vectors
-        self.name = self.database.fact("name") or ""
         with self.database.read() as rows:
             self._ids = dict(rows.execute("SELECT seq, id FROM experiences").fetchall())
             self._rows = {name: seq for seq, name in self._ids.items()}

@@ -65,9 +65,10 @@ def test_shards_together_are_one_index(count: int, shards: int, k: int, metric: 
 @given(changes=st.lists(CHANGES, max_size=14), evict=st.sampled_from(["fifo", "priority"]), capacity=st.integers(1, 40))
 @settings(max_examples=10)
 def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, capacity: int) -> None:
-    before, index_module.MAX_EXACT = index_module.MAX_EXACT, 6
+    before = index_module.MAX_EXACT, index_module.IVF_LISTS
+    index_module.MAX_EXACT, index_module.IVF_LISTS = 6, 0.8
     day = 86_400.0
-    config = MemoryConfig(index=kind, evict=evict, ivf={"nlist": 2, "nprobe": 2}, hnsw={"M": 8}, retention_days=1)  # type: ignore[arg-type]
+    config = MemoryConfig(index=kind, evict=evict, retention_days=1)  # type: ignore[arg-type]
     known = vectors(61, 8)
     expected: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -110,4 +111,4 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
                     assert result == names
         finally:
             shard.close()
-            index_module.MAX_EXACT = before
+            index_module.MAX_EXACT, index_module.IVF_LISTS = before

@@ -18,7 +18,7 @@ METRICS = ("cosine", "euclidean", "manhattan")
 
 
 def config(index: str = "flat", metric: str = "cosine") -> MemoryConfig:
-    return MemoryConfig(index=index, metric=metric, ivf={"nlist": 8, "nprobe": 6}, hnsw={"M": 16})  # type: ignore[arg-type]
+    return MemoryConfig(index=index, metric=metric)  # type: ignore[arg-type]
 
 
 def similarity(metric: str, stored: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -30,9 +30,16 @@ def similarity(metric: str, stored: np.ndarray, queries: np.ndarray) -> np.ndarr
     return -np.sqrt((difference**2).sum(2)) if metric == "euclidean" else -np.abs(difference).sum(2)
 
 
+def few_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for which some hundred vectors are many."""
+    monkeypatch.setattr(index_module, "MAX_EXACT", 200)
+    monkeypatch.setattr(index_module, "IVF_LISTS", 0.4)
+    monkeypatch.setattr(index_module, "IVF_PROBED", 0.75)
+
+
 def built(kind: str, metric: str, stored: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> Index:
     """An index of ``stored`` under the rows from 100, all but the last 50 in its approximate part."""
-    monkeypatch.setattr(index_module, "MAX_EXACT", 200)
+    few_vectors(monkeypatch)
     index = Index(config(kind, metric), stored.shape[1])
     index.add(range(100, 50 + len(stored)), stored[:-50])
     index.build()
@@ -83,7 +90,7 @@ def test_a_large_shard_opens_with_an_approximate_index(kind: str, tmp_path: Path
     assert shard._index is not None
     assert shard._index.approximate is None, "search is exact until the next start"
     shard.close()
-    monkeypatch.setattr(index_module, "MAX_EXACT", 200)
+    few_vectors(monkeypatch)
     (tmp_path / "index.built").write_bytes(b"left by an earlier release")
     shard = Shard(tmp_path, config(kind))
     assert shard._index is not None
