@@ -1,114 +1,99 @@
-"""The writer of the audit log: who changed the served policy and why, as a chain of hashes that makes later edits visible.
+"""The audit log: who changed the served policy and why, as a chain of hashes that makes later edits visible.
 
-The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on; closed files are compressed. Each line holds the
-hash of the line before it, also across files: a new file begins with a ``rotation`` event. Retention records what it removes
-before it does. The chain alone cannot show that its end was cut off: a file beside the folder anchors the last hash. Against
-somebody who can write both, store ``Report.head`` elsewhere and pass it to ``verify``.
+The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on (compressed with gzip in older logs). Each line holds
+the hash of the line before it, also across files. Retention records what it removes before it does. The chain alone cannot show
+that its end was cut off: a file beside the folder anchors the last hash. Against somebody who can write both, store
+``Report.head`` elsewhere and pass it to ``verify``.
 """
 
 from __future__ import annotations
 
-import fcntl
 import gzip
+import hashlib
 import json
 import logging
+import math
 import os
-import shutil
+import re
 import threading
 import time
+import zlib
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, get_args
+
+import filelock
 
 from pixelis.config import AuditConfig
-from pixelis.errors import BadInput, InfraFailure
-from pixelis.evolution.audit_chain import (
-    EVENTS,
-    GENESIS,
-    RESULTS,
-    Anchor,
-    AuditEvent,
-    Problem,
-    Report,
-    anchor_file,
-    canonical,
-    digest,
-    files,
-    last_event,
-    lines_of,
-    parse,
-    read_anchor,
-    search,
-    verify,
-)
-from pixelis.files import sync
+from pixelis.errors import BadInput, InfraFailure, MissingFile
+from pixelis.files import sync, write_json
 from pixelis.records import new_id
-
-__all__ = [
-    "EVENTS",
-    "FOLDER",
-    "GENESIS",
-    "RESULTS",
-    "AuditEvent",
-    "AuditLog",
-    "Problem",
-    "Report",
-    "anchor_file",
-    "search",
-    "verify",
-]
 
 log = logging.getLogger(__name__)
 
+Event = Literal[
+    "start", "stop", "update", "candidate", "canary", "promotion", "rollback", "review", "feedback", "deletion", "pause", "alert",
+    "retention", "repair",
+]  # fmt: skip
+"""Kinds of events; the last two are the log's own."""
+Result = Literal["success", "failure", "refused", "skipped"]
+EVENTS: tuple[str, ...] = get_args(Event)
+RESULTS: tuple[str, ...] = get_args(Result)
+
 FOLDER = "audit"
 """Name of the log's folder in a run."""
-
+GENESIS = "0" * 64
+"""``previous`` of the first line of a log."""
 RECENT = 200
-TAIL_BYTES = 2**18
-LOCK = "lock"
 LOCK_WAIT_S = 5.0
 MAX_TORN_CHARS = 2000
 DAY_S = 86400.0
+READ_ERRORS = (OSError, EOFError, zlib.error)
+_NAME = re.compile(r"audit-(\d{8})\.jsonl(\.gz)?")
 
 
-@dataclass(slots=True)
-class _LogFile:
-    """The file that events are appended to; ``size`` in bytes of whole lines."""
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """One line: ``time`` in seconds since the epoch, ``hash`` SHA-256 of the canonical JSON of all other fields."""
 
-    number: int
-    path: Path
-    handle: BinaryIO
-    size: int = 0
-    lines: int = 0
+    id: str
+    time: float
+    event: str
+    actor: str
+    action: str
+    result: str
+    details: dict[str, Any]
+    previous: str
+    hash: str
 
-    @classmethod
-    def open(cls, folder: Path, number: int) -> _LogFile:
-        path = folder / f"audit-{number:08d}.jsonl"
-        file = cls(number, path, open(path, "r+b" if path.exists() else "w+b"))  # noqa: SIM115
-        sync(folder)
-        return file
+    @property
+    def line(self) -> bytes:
+        """The line in the file, without its newline."""
+        return canonical(asdict(self))
 
-    def append(self, data: bytes) -> None:
-        """Write at ``size``, not at the end: a failed write may have left a fragment there. On disk on return."""
-        self.handle.seek(self.size)
-        self.handle.truncate()
-        self.handle.write(data)
-        self.handle.flush()
-        os.fsync(self.handle.fileno())
-        self.size += len(data)
-        self.lines += 1
 
-    def cut_torn_line(self) -> bytes:
-        """Remove an incomplete last line, which a crash left and which was never acknowledged; returns its bytes."""
-        data = self.handle.read()
-        self.size, self.lines = data.rfind(b"\n") + 1, data.count(b"\n")
-        if self.size < len(data):
-            self.handle.truncate(self.size)
-            self.handle.flush()
-            os.fsync(self.handle.fileno())
-        return data[self.size :]
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """ASCII JSON with sorted keys and no blanks, so that equal content has equal bytes. Raises ValueError, TypeError."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """The hash of all fields of a line but ``hash`` itself."""
+    return hashlib.sha256(canonical({key: value for key, value in fields.items() if key != "hash"})).hexdigest()
+
+
+def parse(line: bytes) -> AuditEvent | None:
+    """The event of a line, or None unless the line is canonical JSON of an event. The hash is not checked."""
+    try:
+        event = AuditEvent(**json.loads(line))
+        return event if event.line == line and isinstance(event.details, dict) and isinstance(event.hash, str) else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 class AuditLog:
@@ -123,17 +108,22 @@ class AuditLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.RLock()
         self._recent: deque[AuditEvent] = deque(maxlen=RECENT)
-        self._compression: threading.Thread | None = None
-        self._file: _LogFile | None = None
         self._head, self._events = GENESIS, 0
-        self._lock: BinaryIO | None = _lock(self.folder / LOCK, lock_wait_s)
+        self._file: BinaryIO | None = None
+        self._lock = filelock.FileLock(self.folder / "lock", mode=0o600, thread_local=False)
+        try:
+            self._lock.acquire(timeout=lock_wait_s)
+        except filelock.Timeout:
+            raise BadInput(
+                f"the audit log {self.folder} is in use by another process",
+                code="audit_in_use",
+                fix="stop the other service, or use another run.dir",
+            ) from None
         try:
             self._open()
         except BaseException:
             self.close()
             raise
-
-    # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(
         self, event: str, actor: str, action: str, result: str = "success", details: Mapping[str, Any] | None = None
@@ -149,185 +139,116 @@ class AuditLog:
         with self._mutex:
             if self._file is None:
                 raise InfraFailure("the audit log is closed", code="audit_closed", fix="open it again")
-            written = self._append(event, actor, action, dict(details or {}), result)
-            if self._file.size >= self.config.rotate_bytes:
-                self._rotate()
-            return written
+            try:
+                if self._size >= self.config.rotate_bytes:
+                    self._begin_file(self._number + 1)
+                    self.prune()
+                return self._append(event, actor, action, dict(details or {}), result)
+            except OSError as error:
+                message = f"cannot append an event to {self._path}: {error}"
+                raise InfraFailure(message, code="audit_write", fix="free space on its disk") from error
 
     def _append(self, event: str, actor: str, action: str, details: dict[str, Any], result: str = "success") -> AuditEvent:
         assert self._file is not None
-        values: dict[str, Any] = {
-            "id": new_id("audit"),
-            "time": time.time(),
-            "event": event,
-            "actor": actor,
-            "action": action,
-            "result": result,
-            "details": details,
-            "previous": self._head,
-        }
+        values: dict[str, Any] = {"id": new_id("audit"), "time": time.time(), "event": event, "actor": actor, "action": action}
+        values |= {"result": result, "details": details, "previous": self._head}
         try:
             values["details"] = json.loads(canonical(details))  # as a reader sees them: tuples become lists
             written = AuditEvent(**values, hash=digest(values))
         except (ValueError, TypeError) as error:
             raise BadInput(f"audit details that JSON cannot take: {error}", fix="plain finite values only") from None
-        try:
-            self._file.append(written.line + b"\n")
-        except OSError as error:
-            raise InfraFailure(
-                f"cannot append an event to {self._file.path}: {error}", code="audit_write", fix="free space on its disk"
-            ) from error
+        line = written.line + b"\n"
+        self._file.seek(self._size)  # not at the end: a failed write may have left a fragment there
+        self._file.truncate()
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._size += len(line)
         self._head, self._events = written.hash, self._events + 1
         self._recent.append(written)
         self._write_anchor()
         return written
 
-    def _rotate(self) -> None:
-        """Begin the next file; remove expired files and compress closed ones in the background."""
-        closed = self._file
-        assert closed is not None
+    def _write_anchor(self) -> None:
+        path = anchor_file(self.folder)
         try:
-            self._file = _LogFile.open(self.folder, closed.number + 1)
-            self._append("rotation", "audit", "rotate", {"closed": closed.path.name, "lines": closed.lines})
-        except (OSError, InfraFailure) as error:  # the event itself is on disk: continue in the old file
-            log.warning("the audit log cannot begin another file: %s", error)
-            self._file = closed
-            return
-        closed.handle.close()
-        self.prune()
-        if self._compression is not None:
-            self._compression.join()
-        self._compression = threading.Thread(target=self._compress, args=(self._file.number,), name="audit-gzip", daemon=True)
-        self._compression.start()
+            write_json(path, {"head": self._head, "events": self._events})
+        except OSError as error:  # the event itself is on disk, and the next one tries again
+            log.warning("cannot write %s: %s", path, error)
 
-    def _compress(self, before: int) -> None:
-        """Compress the files numbered below ``before``. A plain file is removed once its compressed form is on disk."""
-        for number, path in files(self.folder):
-            if number >= before or path.suffix == ".gz":
-                continue
-            target = path.with_name(path.name + ".gz")
-            temporary = target.with_name(f".{target.name}.aside")
-            try:
-                with open(path, "rb") as source, open(temporary, "wb") as raw:
-                    with gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as compressed:
-                        shutil.copyfileobj(source, compressed)
-                    raw.flush()
-                    os.fsync(raw.fileno())
-                os.replace(temporary, target)
-                os.utime(target, (path.stat().st_mtime,) * 2)
-                path.unlink()
-                sync(self.folder)
-            except OSError as error:  # the plain file stays readable; the next opening tries again
-                log.warning("cannot compress %s: %s", path, error)
+    def _begin_file(self, number: int) -> None:
+        """Append to this file from now on, created if it is missing; ``_size`` is in bytes of whole lines."""
+        path = self.folder / f"audit-{number:08d}.jsonl"
+        file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
+        sync(self.folder)
+        if self._file is not None:
+            self._file.close()
+        self._file, self._path, self._number, self._size = file, path, number, 0
+
+    def _open(self) -> None:
+        """Continue the last file: cut an incomplete line, which was never acknowledged, and find the end of the chain."""
+        existing = files(self.folder)
+        number, path = existing[-1] if existing else (1, None)
+        self._begin_file(number + 1 if path is not None and path.suffix == ".gz" else number)
+        assert self._file is not None
+        content = self._file.read()
+        self._size = content.rfind(b"\n") + 1
+        torn = content[self._size :]
+        for _, path in reversed(existing):  # the last file is empty if its writer was killed at once
+            if lines := list(deque(lines_of(path), maxlen=RECENT)):
+                last = parse(lines[-1])
+                if last is None:
+                    raise BadInput(
+                        f"the last line of {path} is no audit event, the chain cannot be continued",
+                        code="audit_broken",
+                        fix=f"pixelis audit {self.folder} names the broken lines; move the folder away to begin another log",
+                    )
+                self._recent.extend(event for event in map(parse, lines) if event is not None)
+                self._head = last.hash
+                break
+        self._check_anchor([path for _, path in existing])
+        if torn:
+            text = torn[:MAX_TORN_CHARS].decode("utf-8", "replace")
+            self._append("repair", "audit", "cut", {"file": self._path.name, "bytes": len(torn), "text": text})
+        self.prune()
+
+    def _check_anchor(self, paths: list[Path]) -> None:
+        """Count the events so far, and record it if the anchor is not in the chain, whose end was then cut off."""
+        anchor = read_anchor(self.folder)
+        if anchor is not None and anchor.head == self._head:
+            self._events = anchor.events
+            return
+        hashes = [event.hash for path in paths for event in map(parse, lines_of(path)) if event is not None]
+        if anchor is None:
+            self._events = len(hashes)
+        elif anchor.head in hashes:  # a crash before the anchor was written
+            self._events = anchor.events + len(hashes) - 1 - hashes.index(anchor.head)
+        else:
+            log.error("the end of the audit log %s was cut off: %d events were written to it", self.folder, anchor.events)
+            # The next line follows the lost one, so that the gap stays visible.
+            self._head, self._events = anchor.head, anchor.events
+            self._append("repair", "audit", "missing_end", {"head": anchor.head, "events": anchor.events})
 
     def prune(self, now: float | None = None) -> list[str]:
         """Remove closed files older than ``retention_days``, record the removal, and return their names."""
         limit = (time.time() if now is None else now) - self.config.retention_days * DAY_S
         with self._mutex:
-            assert self._file is not None
             expired: list[Path] = []
             last_hash = ""
             for number, path in files(self.folder):
-                try:
-                    last = None if number >= self._file.number or path.stat().st_mtime > limit else last_event(path)
-                except FileNotFoundError:  # compressed since the listing, hence recently closed
-                    last = None
-                if last is None:
+                if number >= self._number or path.stat().st_mtime > limit:
+                    break
+                last = deque(lines_of(path), maxlen=1)
+                if not last or (event := parse(last[0])) is None:
                     break
                 expired.append(path)
-                last_hash = last.hash
-            names = [path.name for path in expired]
+                last_hash = event.hash
             if expired:
-                self._append("retention", "audit", "remove", {"files": names, "last_hash": last_hash})
+                self._append("retention", "audit", "remove", {"files": [path.name for path in expired], "last_hash": last_hash})
                 for path in expired:
-                    path.unlink(missing_ok=True)
-                    path.with_name(path.name.removesuffix(".gz")).unlink(missing_ok=True)
+                    path.unlink()
                 sync(self.folder)
-            return names
-
-    # -- opening and closing ----------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        existing = files(self.folder)
-        number, last = existing[-1] if existing else (0, None)
-        torn = b""
-        if last is None or last.suffix == ".gz":
-            self._file = _LogFile.open(self.folder, number + 1)
-            closed = last
-        else:
-            self._file = _LogFile.open(self.folder, number)
-            torn = self._file.cut_torn_line()
-            closed = existing[-2][1] if len(existing) > 1 else None
-        for event in self._last_events(closed):
-            self._recent.append(event)
-            self._head = event.hash
-        missing = self._check_anchor(existing)
-        if not self._file.size and closed is not None:
-            self._append("rotation", "audit", "rotate", {"closed": closed.name.removesuffix(".gz")})
-        if missing is not None:
-            self._append("repair", "audit", "missing_end", {"head": missing.head, "events": missing.events})
-        if torn:
-            text = torn[:MAX_TORN_CHARS].decode("utf-8", "replace")
-            self._append("repair", "audit", "cut", {"file": self._file.path.name, "bytes": len(torn), "text": text})
-        self.prune()
-        self._compress(self._file.number)
-
-    def _check_anchor(self, existing: list[tuple[int, Path]]) -> Anchor | None:
-        """Count the events so far; returns the anchor if it is not in the chain, whose end was then cut off.
-
-        The next line then follows the lost one, so that the gap stays visible.
-        """
-        anchor = read_anchor(self.folder)
-        if anchor is None:
-            self._events = sum(1 for _, path in existing for _ in lines_of(path))
-            return None
-        self._events = anchor.events
-        if self._head == anchor.head:
-            return None
-        hashes = [event.hash for _, path in existing for event in map(parse, lines_of(path)) if event is not None]
-        if anchor.head in hashes:  # a crash before the anchor was written
-            self._events += len(hashes) - 1 - hashes.index(anchor.head)
-            self._write_anchor()
-            return None
-        log.error("the end of the audit log %s was cut off: %d events were written to it", self.folder, anchor.events)
-        self._head = anchor.head
-        return anchor
-
-    def _write_anchor(self) -> None:
-        """Replace the anchor. A failure is logged: the event itself is on disk, and the next event tries again."""
-        path = anchor_file(self.folder)
-        aside = path.with_name(f".{path.name}.aside")
-        try:
-            with open(aside, "w", encoding="ascii") as file:
-                json.dump({"head": self._head, "events": self._events}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-            sync(path.parent)
-        except OSError as error:
-            log.warning("cannot write %s: %s", path, error)
-
-    def _last_events(self, closed: Path | None) -> list[AuditEvent]:
-        """The last events of the current file, or of the last closed one while the current one is empty."""
-        file = self._file
-        assert file is not None
-        if file.size:
-            path = file.path
-            file.handle.seek(max(0, file.size - TAIL_BYTES))
-            lines = file.handle.read(min(file.size, TAIL_BYTES)).splitlines()
-        elif closed is not None:
-            path = closed
-            lines = list(deque(lines_of(path), maxlen=RECENT))
-        else:
-            return []
-        events = [event for event in map(parse, lines) if event is not None]
-        if not lines or not events or events[-1].line != lines[-1]:
-            raise BadInput(
-                f"the last line of {path} is no audit event, the chain cannot be continued",
-                code="audit_broken",
-                fix=f"pixelis audit {self.folder} names the broken lines; move the folder away to begin another log",
-            )
-        return events
+            return [path.name for path in expired]
 
     def recent(self, n: int = 50) -> list[AuditEvent]:
         """The last ``n`` events, newest first; at most RECENT."""
@@ -335,15 +256,12 @@ class AuditLog:
             return list(self._recent)[::-1][: max(0, n)]
 
     def close(self) -> None:
-        """Wait for compression, close the file and release the folder."""
+        """Close the file and release the folder."""
         with self._mutex:
-            if self._compression is not None:
-                self._compression.join()
             if self._file is not None:
-                self._file.handle.close()
-            if self._lock is not None:
-                self._lock.close()
-            self._compression = self._file = self._lock = None
+                self._file.close()
+                self._file = None
+            self._lock.release()
 
     def __enter__(self) -> AuditLog:
         return self
@@ -352,26 +270,164 @@ class AuditLog:
         self.close()
 
 
-def _lock(path: Path, wait_s: float) -> BinaryIO:
-    """The locked lock file of a folder; the kernel releases the lock when the process dies."""
-    lock = open(path, "a+b")  # noqa: SIM115
-    deadline = time.monotonic() + wait_s
-    while True:
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The end of the chain, in a file beside the log's folder: ``head`` of the last line, number of ``events`` ever written."""
+
+    head: str
+    events: int
+
+
+def anchor_file(folder: str | Path) -> Path:
+    """The file beside the log's folder with its Anchor."""
+    path = Path(folder).absolute()
+    return path.with_name(f"{path.name}.head")
+
+
+def read_anchor(folder: str | Path) -> Anchor | None:
+    """The anchor of a log; None when there is none. A damaged one anchors nothing that is in the chain."""
+    try:
+        values = json.loads(anchor_file(folder).read_bytes())
+        return Anchor(str(values["head"]), int(values["events"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return Anchor("damaged", 0)
+
+
+def files(folder: str | Path) -> list[tuple[int, Path]]:
+    """Number and path of the log's files, oldest first."""
+    by_number: dict[int, Path] = {}
+    for path in sorted(Path(folder).iterdir()):
+        if match := _NAME.fullmatch(path.name):
+            by_number.setdefault(int(match[1]), path)  # `.jsonl` sorts before `.jsonl.gz`: a crash may have left both
+    return sorted(by_number.items())
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Whole lines without their newline; an incomplete last line is left out. Raises READ_ERRORS."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line[:-1]
+
+
+def existing_files(folder: str | Path) -> list[Path]:
+    """The log's files, oldest first. Raises MissingFile when there is no log."""
+    path = Path(folder)
+    if not path.is_dir() or not (result := files(path)):
+        raise MissingFile(f"no audit log in {path}", fix="pass the run.dir of a service, or its folder `audit`")
+    return [path for _, path in result]
+
+
+def search(
+    folder: str | Path,
+    event: str | None = None,
+    actor: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    result: str | None = None,
+) -> Iterator[AuditEvent]:
+    """Events that meet all conditions, in order; times in seconds since the epoch, inclusive. Hashes are not checked.
+
+    Raises MissingFile when there is no log.
+    """
+    low, high = -math.inf if since is None else since, math.inf if until is None else until
+    for path in existing_files(folder):
+        for entry in map(parse, lines_of(path)):
+            if entry is None or not low <= entry.time <= high:
+                continue
+            if event in (None, entry.event) and actor in (None, entry.actor) and result in (None, entry.result):
+                yield entry
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A break of the chain in ``line`` (from 1; 0: the whole file) of ``file``."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f' line {self.line}' if self.line else ''}: {self.text}"
+
+
+@dataclass(slots=True)
+class Report:
+    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if it is incomplete, ``anchored`` with an anchor."""
+
+    files: int = 0
+    lines: int = 0
+    head: str = GENESIS
+    torn: bool = False
+    anchored: bool = False
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True when the chain is unbroken."""
+        return not self.problems
+
+
+def verify(folder: str | Path, head: str | None = None) -> Report:
+    """Follow the chain through all files and report each line that breaks it.
+
+    ``head`` is an earlier ``Report.head``, which must be in the chain. So must the anchor, or the end was cut off.
+    Raises MissingFile when there is no log.
+    """
+    anchor = read_anchor(folder)  # before the lines: a running service may append more
+    try:
+        existing = existing_files(folder)
+    except MissingFile as error:
+        if anchor is None:
+            raise
+        fix = "restore the folder from a backup"
+        raise MissingFile(f"{error.message}, but {anchor.events} events were written to it", fix=fix) from None
+    report = Report(anchored=anchor is not None)
+    expected: str | None = None  # hash that the next line must follow; None before the first and after a line that is unreadable
+    first: Problem | None = None
+    hashes, retired = {GENESIS}, {GENESIS}
+    for path in existing:
+        report.files += 1
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                lock.seek(0)
-                holder = lock.read(100).decode("ascii", "replace")
-                lock.close()
-                raise BadInput(
-                    f"process {holder or '?'} is writing the audit log {path.parent}",
-                    code="audit_in_use",
-                    fix="end that process, or use another run.dir",
-                ) from None
-            time.sleep(0.02)
-    lock.truncate(0)
-    lock.write(str(os.getpid()).encode())
-    lock.flush()
-    return lock
+            for number, line in enumerate(lines_of(path), 1):
+                report.lines += 1
+                event = parse(line)
+                if event is None:
+                    report.problems.append(Problem(path.name, number, "unreadable: not a line that the log wrote"))
+                    expected = None
+                    continue
+                if report.lines == 1:
+                    text = "removed: the lines before it are missing, and no retention recorded that"
+                    first, origin = Problem(path.name, number, text), event.previous
+                if digest(asdict(event)) != event.hash:
+                    report.problems.append(Problem(path.name, number, "changed: its content does not have its hash"))
+                elif expected not in (None, event.previous):
+                    text = "broken: it does not follow the line before it; lines were removed, inserted or moved here"
+                    report.problems.append(Problem(path.name, number, text))
+                elif event.event == "retention":
+                    retired.add(str(event.details.get("last_hash")))
+                expected = report.head = event.hash
+                hashes.add(event.hash)
+        except READ_ERRORS as error:
+            report.problems.append(Problem(path.name, 0, f"unreadable: {error}"))
+            expected = None
+    if first is not None:
+        hashes.add(origin)  # of an expired file
+        if origin not in retired:
+            report.problems.insert(0, first)
+    last = existing[-1]
+    if last.suffix != ".gz" and last.stat().st_size:
+        with open(last, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            report.torn = file.read(1) != b"\n"
+    if head is not None and head not in hashes:
+        report.problems.append(Problem(last.name, 0, f"head: {head} is not in the chain: its end was cut off"))
+    if anchor is not None and anchor.head not in hashes:
+        text = f"head: event {anchor.events}, the last one written, is not in the chain: its end was cut off or emptied"
+        report.problems.append(Problem(last.name, 0, text))
+    return report

@@ -3,10 +3,10 @@
 usage: pixelis audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T] [--json]
 
 RUN_DIR is the folder of a run, or its folder `audit`. Recomputes the hash of every line, follows the chain through all files and
-names each line that was changed, removed, inserted or moved. The event in the file audit.head beside the folder must be in the
-chain: otherwise its end was cut off. --head is a hash noted earlier that must be in the chain too; it detects an end that was cut
-off together with that file. The other options print matching events; T is 2026-01-31, 2026-01-31T12:00 or seconds since the epoch
-(UTC unless a zone is given). Exits with 1 if the chain is broken.
+names each line that was changed or does not follow the line before it. The event in the file audit.head beside the folder must
+be in the chain: otherwise its end was cut off. --head is a hash noted earlier that must be in the chain too; it detects an end
+that was cut off together with that file. The other options print matching events; T is 2026-01-31, 2026-01-31T12:00 or seconds
+since the epoch (UTC unless a zone is given). Exits with 1 if the chain is broken.
 """
 
 from __future__ import annotations

@@ -51,7 +51,10 @@ class Entry:
 def write(path: str | os.PathLike[str], chunks: Iterable[list[Entry]]) -> int:
     """Write all chunks to a file, replaced when they are complete; returns the number of experiences."""
     count = 0
-    with replacing(Path(path), permissions=0o600) as file, pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+    with (
+        replacing(Path(path), permissions=0o600) as file,
+        pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer,
+    ):
         for entries in chunks:
             writer.write_table(pyarrow.Table.from_pylist([_row(entry) for entry in entries], schema=SCHEMA))
             count += len(entries)
