@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
@@ -31,7 +30,7 @@ from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.distributed import rank_and_world_size, release_cached_memory, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.policy.token_advantages import assign_token_advantages
-from pixelis.records import Group, Trajectory
+from pixelis.records import Group
 
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
@@ -252,7 +251,7 @@ class UpdateSource(RolloutSource):
                 shown = [group_views[trajectory.id]]
                 if names:
                     shown.append(corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names)))
-                samples += [_weighted(trajectory, pictures, settings.call_weight) for pictures in shown]
+                samples += [from_trajectory(trajectory, pictures) for pictures in shown]
         return samples
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
@@ -275,15 +274,6 @@ class UpdateSource(RolloutSource):
         version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})
         if self.rank == 0:
             ray.get(self.actor.candidate.remote(version))
-
-
-def _weighted(trajectory: Trajectory, views: Sequence[np.ndarray], call_weight: float) -> TrainSample:
-    """A sample whose answer weighs 1 and whose other policy tokens weigh `call_weight`."""
-    sample = from_trajectory(trajectory, views)
-    answer_tokens = len(trajectory.turns[-1].tokens)
-    sample.weights = sample.mask * np.float32(call_weight)
-    sample.weights[-answer_tokens:] = sample.mask[-answer_tokens:]
-    return sample
 
 
 def _samples(groups: list[Group], views: list[Views]) -> list[TrainSample]:

@@ -18,21 +18,22 @@ from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
 MIN_TRAJECTORIES = 2
 """A group of fewer trajectories has no advantages."""
 
+MAX_WAITING = 1000
+"""Updates that may wait for review; further ones are applied without one."""
 Approved = tuple[UpdateTask, dict[str, list[np.ndarray]], Question]
 """A task, the views of its trajectories by trajectory id, and its stored question."""
 
 
 class AsyncReviewQueue:
-    """The review queue of a run without blocking the event loop; at most ``review.limit`` updates wait in it."""
+    """The review queue of a run without blocking the event loop; at most MAX_WAITING updates wait in it."""
 
     def __init__(self, config: Config):
         self.queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
-        self.limit = config.evolution.review.limit
         self.deciding = asyncio.Lock()
 
     async def full(self) -> bool:
         """True when no more updates may wait."""
-        return await asyncio.to_thread(self.queue.waiting) >= self.limit
+        return await asyncio.to_thread(self.queue.waiting) >= MAX_WAITING
 
     async def put(
         self, task: UpdateTask, verdict: Verdict, question: Question, views: Mapping[str, Sequence[np.ndarray]]

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from pixelis.config.base import Section
 
+MIN_LR = 1e-6
+"""Minimum learning rate of an online update."""
+
 
 class VotingConfig(Section):
     strategy: Literal["majority", "weighted", "confidence", "ensemble", "trajectory"] = Field(
@@ -28,9 +31,8 @@ class VotingConfig(Section):
         ge=0,
         lt=1,
         description="stop updates when the answers other than the most frequent one win at most this fraction as often as "
-        "before; 0: never",
+        "in the first 64 requests; 0: never",
     )
-    collapse_window: int = Field(64, ge=16, description="collapse: number of first and of latest requests to compare")
     calibration: tuple[float, float] | None = Field(
         None,
         description="slope and intercept by which confidence becomes the probability of a right answer, "
@@ -61,16 +63,7 @@ class NeighboursConfig(Section):
 class GuardConfig(Section):
     mode: Literal["auto", "fixed"] = Field("auto", description="auto: adapt beta to the measured KL; fixed: constant beta")
     beta: float = Field(0.01, ge=0, description="initial weight of the KL term (k3) to the starting policy")
-    min_beta: float = Field(1e-4, gt=0, description="auto: minimum beta")
-    max_beta: float = Field(1.0, gt=0, description="auto: maximum beta")
     target: float = Field(0.05, gt=0, description="target KL; an update that would exceed twice this value is skipped")
-    tolerance: float = Field(0.01, ge=0, description="auto: distance from the target within which beta does not change")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> GuardConfig:
-        if self.min_beta > self.max_beta:
-            raise ValueError(f"min_beta {self.min_beta} is above max_beta {self.max_beta}")
-        return self
 
 
 class CanaryConfig(Section):
@@ -96,11 +89,6 @@ class CanaryConfig(Section):
         description="probability at most of promoting a candidate that dropped by more than the tolerance, for all candidates "
         "since the last promotion together; 1: no evidence is needed, only a measured drop within the tolerance",
     )
-    sigma: float = Field(
-        2.0,
-        gt=0,
-        description="a drop or gain of at least this many standard errors of the paired difference is evidence of one",
-    )
     watch_s: float = Field(300.0, gt=0, description="seconds between evaluations of the served version; a drop rolls it back")
     timeout_s: float = Field(300.0, gt=0, description="timeout in seconds of a question, including restarts of the generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that the generator of the canary reserves")
@@ -114,7 +102,6 @@ class ReviewConfig(Section):
     approve_after_s: float | None = Field(
         None, gt=0, description="seconds after which a waiting update is approved; unset: never"
     )
-    limit: int = Field(1000, ge=1, description="maximum number of waiting updates; further ones are applied without review")
 
 
 class AuditConfig(Section):
@@ -141,9 +128,6 @@ class ThresholdConfig(Section):
 
 
 class AlertsConfig(Section):
-    webhook_env: str = Field(
-        "PIXELIS_ALERT_WEBHOOK", description="environment variable with the webhook URL for alerts; if it is unset, none are sent"
-    )
     every_s: float = Field(10.0, gt=0, description="seconds between checks of the health metrics")
     extra: list[ThresholdConfig] = Field([], description="thresholds in addition to the built-in ones")
 
@@ -160,7 +144,7 @@ class EvolutionConfig(Section):
         0.25,
         gt=0,
         le=1,
-        description="largest share of a user in an update and in a candidate; with n users in the window at least 1/n; 1: no cap",
+        description="largest share of a user in an update and in a candidate; at least 1/n with n users in a day; 1: no cap",
     )
     max_share_per_question: float = Field(
         0.25,
@@ -168,7 +152,6 @@ class EvolutionConfig(Section):
         le=1,
         description="largest share of one question and its near-identical copies in an update and in a candidate; 1: no cap",
     )
-    share_window_s: float = Field(86_400.0, gt=0, description="seconds for which a user counts after the last accepted task")
     per_minute: float = Field(60.0, gt=0, description="maximum number of updates per minute")
     objective: Literal["answer", "policy"] = Field(
         "policy",
@@ -181,9 +164,7 @@ class EvolutionConfig(Section):
         description="objective=answer: experiences that each update imitates once more, drawn by priority from those in memory "
         "of which an update was made; 0: none",
     )
-    call_weight: float = Field(1.0, ge=0, description="objective=answer: weight of the tokens before the last turn")
-    lr: float = Field(3e-4, gt=0, description="maximum learning rate of online updates")
-    lr_min: float = Field(1e-6, gt=0, description="minimum learning rate of online updates")
+    lr: float = Field(3e-4, ge=MIN_LR, description="maximum learning rate of online updates")
     lr_by: Literal["fixed", "confidence"] = Field(
         "fixed", description="fixed: always lr; confidence: lr x (1 - mean confidence of the batch)"
     )
@@ -196,8 +177,6 @@ class EvolutionConfig(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> EvolutionConfig:
-        if self.lr_min > self.lr:
-            raise ValueError(f"evolution.lr_min {self.lr_min} is above evolution.lr {self.lr}")
         if self.rehearse and self.objective != "answer":
             raise ValueError("evolution.rehearse imitates earlier answers: set evolution.objective=answer")
         return self

@@ -6,13 +6,13 @@ import contextlib
 import json
 import logging
 import os
-import queue
+import re
 import threading
 import time
-import urllib.parse
 import urllib.request
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,11 @@ from pixelis.errors import BadConfig
 log = logging.getLogger(__name__)
 
 FILE = "alerts.jsonl"
-RECENT, TAIL_BYTES = 200, 100_000
-"""Alerts that are kept in memory, and the end of the file from which a new process reads the last ones."""
+RECENT = 200
+"""Alerts that are kept in memory."""
+WEBHOOK_VARIABLE = "PIXELIS_ALERT_WEBHOOK"
+"""Environment variable with the URL that alerts are posted to."""
 WEBHOOK_TIMEOUT_S = 5.0
-WEBHOOK_QUEUE = 100
 SEVERITY = {"info": 0, "warning": 1, "critical": 2}
 LOG_LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 
@@ -70,15 +71,17 @@ class Alerter:
     """Compares metrics with the built-in thresholds and those of ``config.extra``.
 
     Alerts are appended to alerts.jsonl in ``folder``, from which a restarted process knows the last ones; None uses no file.
-    Raises BadConfig when the webhook's environment variable holds no http(s) URL.
+    Raises BadConfig when WEBHOOK_VARIABLE holds no http(s) URL.
     """
 
-    def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] | None = None):
+    def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] = os.environ):
         self.thresholds = (*BUILT_IN, *config.extra)
         self.file = None if folder is None else Path(folder) / FILE
-        url = (os.environ if environment is None else environment).get(config.webhook_env, "")
-        self.webhook = Webhook(url, config.webhook_env) if url else None
-        self.counts: Counter[str] = Counter()
+        self.url = environment.get(WEBHOOK_VARIABLE, "")
+        if self.url and not re.match(r"https?://[^/?#]", self.url):
+            message = f"{WEBHOOK_VARIABLE} holds no http or https URL"
+            raise BadConfig(message, fix=f"export {WEBHOOK_VARIABLE}=https://host/path, or unset it")
+        self.posts = ThreadPoolExecutor(1, "alert-webhook")
         self._recent: deque[Alert] = deque(self._earlier(), maxlen=RECENT)
         self._latest = {(alert.component, alert.metric): alert for alert in self._recent}
         self._lock = threading.Lock()
@@ -90,119 +93,72 @@ class Alerter:
         the threshold's ``cooldown_s``, or at once when the severity rises.
         """
         now = time.time() if now is None else now
+        alerts = []
         with self._lock:
-            alerts = []
             for metric, value in metrics.items():
-                threshold = self._exceeded(metric, value)
-                if threshold is None:
+                exceeded = [
+                    t
+                    for t in self.thresholds
+                    if t.metric == metric
+                    and ((t.over is not None and value > t.over) or (t.at_most is not None and value <= t.at_most))
+                ]
+                if not exceeded:
                     continue
+                threshold = max(exceeded, key=lambda t: SEVERITY[t.severity])
                 previous = self._latest.get((component, metric))
                 if (
                     previous is not None
                     and SEVERITY[threshold.severity] <= SEVERITY[previous.severity]
                     and 0 <= now - previous.time < threshold.cooldown_s
                 ):
-                    self.counts["suppressed"] += 1
                     continue
                 side, limit = ("at_most", threshold.at_most) if threshold.over is None else ("over", threshold.over)
                 alert = Alert(now, component, metric, float(value), side, limit, threshold.severity)  # type: ignore[arg-type]
                 self._latest[component, metric] = alert
                 self._recent.append(alert)
-                self.counts[f"severity/{alert.severity}"] += 1
-                self.counts[f"component/{component}"] += 1
                 self._report(alert)
                 alerts.append(alert)
         return alerts
-
-    def _earlier(self) -> list[Alert]:
-        """The last alerts of the file, oldest first; lines that are none, such as a torn one, are skipped."""
-        alerts: list[Alert] = []
-        try:
-            with open(self.file or os.devnull, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                lines = file.read().splitlines()
-        except OSError:
-            return alerts
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                alert = Alert(**json.loads(line))
-                alerts += [alert] if alert.severity in SEVERITY and alert.time >= 0 else []
-        return alerts
-
-    def _exceeded(self, metric: str, value: float) -> ThresholdConfig | None:
-        """The most severe threshold that the value is beyond; the first of equals."""
-        exceeded = [
-            t
-            for t in self.thresholds
-            if t.metric == metric and ((t.over is not None and value > t.over) or (t.at_most is not None and value <= t.at_most))
-        ]
-        return max(exceeded, key=lambda t: SEVERITY[t.severity], default=None)
-
-    def _report(self, alert: Alert) -> None:
-        log.log(LOG_LEVEL[alert.severity], "alert %s", alert.message)
-        if self.file is not None:
-            try:
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.file, "ab+") as file:
-                    if end := file.seek(0, os.SEEK_END):
-                        file.seek(end - 1)
-                        file.write(b"" if file.read(1) == b"\n" else b"\n")  # a kill may have cut the last line off
-                    file.write(json.dumps(asdict(alert), default=str).encode() + b"\n")
-            except OSError as error:
-                self.counts["file_failed"] += 1
-                log.warning("cannot append an alert to %s: %s", self.file, error)
-        if self.webhook is not None:
-            self.webhook.post({"text": f"pixelis {alert.message}", **asdict(alert)})
 
     def recent(self, n: int = 50) -> list[Alert]:
         """The last ``n`` alerts, newest first."""
         with self._lock:
             return list(self._recent)[::-1][: max(0, n)]
 
+    def _earlier(self) -> list[Alert]:
+        """The last alerts of the file, oldest first; lines that are none, such as a torn one, are skipped."""
+        alerts: list[Alert] = []
+        if self.file is not None and self.file.is_file():
+            for line in deque(self.file.read_bytes().splitlines(), maxlen=RECENT):
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    alert = Alert(**json.loads(line))
+                    alerts += [alert] if alert.severity in SEVERITY and alert.time >= 0 else []
+        return alerts
 
-class Webhook:
-    """Posts JSON to the operator's URL from a thread. Failures are counted and logged, never raised.
-
-    The URL may hold a secret and is never logged; httpx would log it. Redirects are not followed.
-    """
-
-    def __init__(self, url: str, variable: str):
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadConfig(f"{variable} holds no http or https URL", fix=f"export {variable}=https://host/path, or unset it")
-        self.url = url
-        self.counts: Counter[str] = Counter()
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(WEBHOOK_QUEUE)
-        self._opener = urllib.request.build_opener(_NoRedirect)
-        self._thread = threading.Thread(target=self._run, name="alert-webhook", daemon=True)
-        self._thread.start()
-
-    def post(self, body: dict[str, Any]) -> None:
-        """Queue ``body``; dropped and counted when the queue is full."""
-        try:
-            self._queue.put_nowait(body)
-        except queue.Full:
-            self.counts["dropped"] += 1
-            log.warning("the alert webhook is too slow, an alert was dropped")
-
-    def _run(self) -> None:
-        while (body := self._queue.get()) is not None:
+    def _report(self, alert: Alert) -> None:
+        log.log(LOG_LEVEL[alert.severity], "alert %s", alert.message)
+        if self.file is not None:
             try:
-                data = json.dumps(body, default=str).encode()
-                request = urllib.request.Request(self.url, data, {"content-type": "application/json"}, method="POST")
-                with self._opener.open(request, timeout=WEBHOOK_TIMEOUT_S):
-                    self.counts["sent"] += 1
-            except Exception as error:  # a receiver's failure must not end the thread
-                self.counts["failed"] += 1
-                log.warning("the alert webhook failed: %s", type(error).__name__)
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                with open(self.file, "ab") as file:
+                    file.write(json.dumps(asdict(alert)).encode() + b"\n")
+            except OSError as error:
+                log.warning("cannot append an alert to %s: %s", self.file, error)
+        if self.url:
+            self.posts.submit(post, self.url, {"text": f"pixelis {alert.message}", **asdict(alert)})
 
-    def close(self, timeout_s: float = WEBHOOK_TIMEOUT_S) -> None:
-        """End the thread when its queue is empty, or after ``timeout_s``."""
-        try:
-            self._queue.put(None, timeout=timeout_s)
-        except queue.Full:
-            return
-        self._thread.join(timeout_s)
+
+def post(url: str, body: dict[str, Any]) -> None:
+    """Post JSON to the operator's URL. A failure is logged, never raised.
+
+    The URL may hold a secret and is never logged; httpx and requests would log it. Redirects are not followed.
+    """
+    opener = urllib.request.build_opener(_NoRedirect)
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST")
+    try:
+        opener.open(request, timeout=WEBHOOK_TIMEOUT_S).close()
+    except Exception as error:
+        log.warning("the alert webhook failed: %s", type(error).__name__)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -22,6 +22,8 @@ MIN_SHARE = 0.9
 """Share of the questions that must be scored for both versions: being unscored on bad questions must not help a candidate."""
 MIN_QUESTIONS = 2
 PSEUDO_PAIRS = 2
+SIGMA = 2.0
+"""Standard errors of a paired difference that are evidence of a fall or a gain."""
 MAX_HISTORY = 64
 ROUNDING = 1e-9
 
@@ -57,8 +59,8 @@ class Decision:
 def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None, look: int = 1) -> Decision:
     """Compare a candidate with a reference; ``look`` counts the candidates since the last promotion.
 
-    Evidence of a fall: a mean below ``-tolerance``, or a negative one of ``sigma`` standard errors or more. Evidence of no harm,
-    which a promotion needs: the lower bound of the mean is ``-tolerance`` or more. Evidence of a gain: ``sigma`` standard errors.
+    Evidence of a fall: a mean below ``-tolerance``, or a negative one of SIGMA standard errors or more. Evidence of no harm,
+    which a promotion needs: the lower bound of the mean is ``-tolerance`` or more. Evidence of a gain: SIGMA standard errors.
     Nothing is decided when fewer than MIN_SHARE of the questions (or MIN_QUESTIONS) are scored for both.
     """
     questions = candidate.keys() | reference.keys()
@@ -75,12 +77,12 @@ def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against:
     reason: Reason
     if mean < -config.tolerance - ROUNDING:
         reason = "fell"
-    elif mean < -ROUNDING and mean <= -config.sigma * se:
+    elif mean < -ROUNDING and mean <= -SIGMA * se:
         reason = "fell_significantly"
     elif bound < -config.tolerance - ROUNDING:
         reason = "inconclusive"
     else:
-        reason = "better" if cautious_mean >= config.sigma * cautious_se else "not_worse"
+        reason = "better" if cautious_mean >= SIGMA * cautious_se else "not_worse"
     return Decision(reason in ("better", "not_worse"), reason, mean, se, bound, *accuracies, n, against)
 
 

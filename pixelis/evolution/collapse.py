@@ -9,6 +9,8 @@ from pixelis.config import VotingConfig
 from pixelis.records import Verdict
 from pixelis.rewards.scorers import canonical
 
+WINDOW = 64
+"""Number of first and of latest winners that are compared."""
 SIGNIFICANCE = 1e-4
 """Probability below which a concentration is not taken for chance; small, because it is tested with every verdict."""
 
@@ -17,7 +19,7 @@ class Collapse:
     """Detects that one answer wins nearly everywhere, where there used to be many.
 
     A vote rewards agreement, and answering the same whatever the picture shows maximises agreement: confidence rises while the
-    answers to *different* requests become one. The first ``collapse_window`` winners are the baseline, the last ones the recent
+    answers to *different* requests become one. The first WINDOW winners are the baseline, the last ones the recent
     window. The vote has collapsed when all answers but the most common recent one have at most ``collapse`` times the share that
     they had in the baseline, and chance explains that with a probability below SIGNIFICANCE (Fisher's exact test). Traffic that
     was uniform from the start never alarms. New traffic that really has one answer may; the refused updates would teach little,
@@ -33,7 +35,7 @@ class Collapse:
     def reset(self) -> None:
         """Take the next winners as the baseline."""
         self.baseline: list[str] = []
-        self.recent: deque[tuple[str, str]] = deque(maxlen=self.config.collapse_window)
+        self.recent: deque[tuple[str, str]] = deque(maxlen=WINDOW)
         self.collapsed = False
 
     def add(self, verdict: Verdict, prompt: str = "") -> bool:
@@ -45,7 +47,7 @@ class Collapse:
         key = canonical(verdict.answer) if verdict.answer is not None else ""
         if not self.config.collapse or not key or (prompt and any(prompt == other for _, other in self.recent)):
             return self.collapsed
-        if len(self.baseline) < self.config.collapse_window:
+        if len(self.baseline) < WINDOW:
             self.baseline.append(key)
         self.recent.append((key, prompt))
         self.collapsed = self._judge()
@@ -68,7 +70,7 @@ class Collapse:
         }
 
     def _judge(self) -> bool:
-        size = self.config.collapse_window
+        size = WINDOW
         if len(self.baseline) < size:
             return False
         top, count = Counter(key for key, _ in self.recent).most_common(1)[0]

@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 
 from pixelis.config import EvolutionConfig
+from pixelis.config.evolution import MIN_LR
 from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
@@ -27,13 +28,13 @@ def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
 
 
 def learning_rate(confidence: float, config: EvolutionConfig) -> float:
-    """Learning rate of an update by the mean confidence of its tasks, within ``lr_min``..``lr``.
+    """Learning rate of an update by the mean confidence of its tasks, within MIN_LR..``lr``.
 
     ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence), Pixelis' rule. Fixed is the default: the gate admits only
     confident verdicts, for which that rule leaves at most .3 lr, and a group's advantages shrink already as its samples agree.
     """
     rate = config.lr if config.lr_by == "fixed" else config.lr * (1.0 - confidence)
-    return min(max(rate, config.lr_min), config.lr)
+    return min(max(rate, MIN_LR), config.lr)
 
 
 def needs_review(task_id: str, config: EvolutionConfig) -> bool:

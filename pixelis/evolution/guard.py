@@ -9,6 +9,9 @@ from typing import Any
 from pixelis.config import GuardConfig
 
 STEP = 1.2
+MIN_BETA, MAX_BETA = 1e-4, 1.0
+TOLERANCE = 0.01
+"""Distance from the target KL within which beta does not change."""
 WINDOW = 100
 MIN_MEASUREMENTS = 10
 ROUNDING = 1e-9
@@ -18,8 +21,8 @@ class AdaptiveKLController:
     """Weight of the KL term. ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
 
     KL in nats a token, estimator k3 (>= 0). From MIN_MEASUREMENTS on, beta is multiplied by STEP when the mean of the last WINDOW
-    measurements is above ``target`` by more than ``tolerance``, and divided by STEP when it is as far below, within ``[min_beta,
-    max_beta]``. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4).
+    measurements is above ``target`` by more than TOLERANCE, and divided by STEP when it is as far below, within MIN_BETA and
+    MAX_BETA. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4).
     """
 
     def __init__(self, config: GuardConfig):
@@ -28,8 +31,7 @@ class AdaptiveKLController:
         self.measured: deque[float] = deque(maxlen=WINDOW)
 
     def _bounded(self, beta: float) -> float:
-        c = self.config
-        return beta if c.mode == "fixed" else min(max(beta, c.min_beta), c.max_beta)
+        return beta if self.config.mode == "fixed" else min(max(beta, MIN_BETA), MAX_BETA)
 
     @property
     def mean_kl(self) -> float | None:
@@ -42,9 +44,9 @@ class AdaptiveKLController:
             self.measured.append(kl)
             mean = self.mean_kl
             if self.config.mode == "auto" and mean is not None and len(self.measured) >= MIN_MEASUREMENTS:
-                if mean - self.config.target > self.config.tolerance + ROUNDING:
+                if mean - self.config.target > TOLERANCE + ROUNDING:
                     self.beta = self._bounded(self.beta * STEP)
-                elif self.config.target - mean > self.config.tolerance + ROUNDING:
+                elif self.config.target - mean > TOLERANCE + ROUNDING:
                     self.beta = self._bounded(self.beta / STEP)
         return self.beta
 

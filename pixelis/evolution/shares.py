@@ -29,6 +29,8 @@ MIN_TEXT_RATIO = 85.0
 """Similarity (0..100, rapidfuzz) of two questions from which they are near-identical."""
 MAX_QUESTIONS = 1000
 MAX_USERS = 100_000
+WINDOW_S = 86_400.0
+"""Seconds for which a user counts after the last accepted task."""
 
 
 class Source(NamedTuple):
@@ -97,7 +99,7 @@ class LargestShares:
 class Shares:
     """Chooses tasks of a batch so that no user and no question has more than its share of the batch and of the candidate.
 
-    With n users in the last ``share_window_s`` seconds a user's share is at least 1/n: one user alone is not capped. A cap of c
+    With n users in the last WINDOW_S seconds a user's share is at least 1/n: one user alone is not capped. A cap of c
     allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last changed. A batch is taken only if the
     users in the window could still fill the candidate's other batches: a user that was left out of all of them so far must have
     its turn before the others have used up their shares.
@@ -120,7 +122,7 @@ class Shares:
 
     def users(self, now: float) -> int:
         """Number of users in the window."""
-        while self.seen and next(iter(self.seen.values())) < now - self.config.share_window_s:
+        while self.seen and next(iter(self.seen.values())) < now - WINDOW_S:
             self.seen.popitem(last=False)
         return len(self.seen)
 

@@ -39,6 +39,7 @@ from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.jobs import plan
 from pixelis.jobs.driver import driver, end_without_head, run_folder, stop_file
 from pixelis.jobs.dry_run import checks
@@ -91,8 +92,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
         update={"learner": constant, "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1})}
     )
     # Online evolution has its own KL term, independent of the offline algorithm's. The controller adapts its weight.
-    beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
-    loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
+    loss = config.rft.loss.model_copy(update={"kl": AdaptiveKLController(e.guard).beta, "kl_in": "loss", "kl_estimator": "k3"})
     source = UpdateSource(online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
     # On processors that it shares with generators, learning waits for answers. With GPUs its processor time is little.
     job = TrainJob(

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import load
-from pixelis.evolution.shares import NearQuestions, Shares, Source, most_abundant
+from pixelis.evolution.shares import WINDOW_S, NearQuestions, Shares, Source, most_abundant
 
 SOURCES = st.lists(st.builds(Source, st.sampled_from("abcdefg"), st.sampled_from("123456789")), max_size=120)
 
@@ -142,7 +142,7 @@ def test_a_restart_frees_no_user_of_a_cap() -> None:
     shares.learnt([traffic[i] for i in shares.choose(traffic, 4, 4, 10.0)])
     state = json.loads(json.dumps(shares.state(10.0, 1000.0)))
     eve = [Source("e", f"other {i}") for i in range(8)]
-    for wall, cap in ((1020.0, 0.25), (900.0, 0.25), (1000.0 + 2 * shares.config.share_window_s, 1.0)):
+    for wall, cap in ((1020.0, 0.25), (900.0, 0.25), (1000.0 + 2 * WINDOW_S, 1.0)):
         restarted = shares_of(0.25, 1.0, every=2)
         assert restarted.user_cap(0.0) == 1.0
         restarted.restore(state, 5.0, wall)

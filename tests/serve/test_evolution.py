@@ -497,7 +497,7 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
 
 
 def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
-    placed = place("evolution.vote.collapse_window=16", store=bare_store)
+    placed = place(store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
     submit(placed.actor, "a", "b", "c")
     placed.call("feedback", "a", Feedback(correct=False))
@@ -511,7 +511,7 @@ def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bar
     assert (placed.call("stats")["queue"], placed.call("status")["paused"]) == (0, True)
     placed.call("resume", "ann")
     assert submit(placed.actor, "e") == [True]
-    for place_, answer in enumerate("12345678" * 2 + "9" * 30):
+    for place_, answer in enumerate("12345678" * 8 + "9" * 60):
         verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
         placed.call("submit", task(f"v{place_}"), GroupViews(ray.put({})), verdict, Question(id="v", question=f"nr {place_}?"))
     assert placed.call("status")["collapse"]["collapsed"] == 1

@@ -70,15 +70,15 @@ def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
 
 
 def update_source(**settings: object) -> UpdateSource:
-    config = parse({"evolution": {"objective": "answer", "call_weight": 0.25}} | settings)
+    config = parse({"evolution": {"objective": "answer"}} | settings)
     return UpdateSource(config, None, CandidatePublisher(None, 1))  # type: ignore[arg-type]
 
 
-def test_weights_of_answer_and_calls() -> None:
+def test_an_episode_with_the_label_is_learnt() -> None:
     group = as_group(task(["7", "8", None], "7"))
     (agreed,) = update_source()._agreeing([group], [{f"t{i}": [] for i in range(3)}])
     assert agreed.tokens.tolist() == [1, 2, 10, 3, 4, 70, 5]
-    np.testing.assert_allclose(agreed.weights, [0, 0, 0.25, 0.25, 0, 1, 1])
+    assert agreed.mask.tolist() == [0, 0, 1, 1, 0, 1, 1]
 
 
 def test_a_task_with_many_agreeing_samples_teaches_no_more_than_others() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pixelis.config import VotingConfig
-from pixelis.evolution.collapse import Collapse
+from pixelis.evolution.collapse import WINDOW, Collapse
 from pixelis.records import Verdict
 
 DIGITS = [str(digit) for digit in range(10)]
@@ -31,7 +31,7 @@ def test_one_answer_for_everything_alarms_within_a_window_and_stays(answers: lis
         assert not collapse.add(says(rng.choice(answers)))
     alarms = [collapse.add(says(answers[0].upper() + " ")) for _ in range(500)]
     first = alarms.index(True)
-    assert first < VotingConfig().collapse_window
+    assert first < WINDOW
     assert all(alarms[first:])  # the baseline does not follow the collapse
     assert collapse.stats()["collapsed"] == 1
     assert collapse.stats()["top_share"] == 1

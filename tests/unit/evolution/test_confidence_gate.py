@@ -11,7 +11,7 @@ from pixelis.evolution.gate import RateLimit, gate, learning_rate, needs_review
 from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
-BY_CONFIDENCE = EvolutionConfig(lr=1e-4, lr_min=1e-6, lr_by="confidence")
+BY_CONFIDENCE = EvolutionConfig(lr=1e-4, lr_by="confidence")
 
 
 @pytest.mark.parametrize("reason", sorted(CLOSED))
@@ -35,7 +35,7 @@ def test_learning_rate_by_confidence_is_the_published_one() -> None:
 @given(st.floats(0, 1), st.sampled_from(["fixed", "confidence"]))
 def test_learning_rate_stays_in_bounds(confidence: float, by: str) -> None:
     config = BY_CONFIDENCE.model_copy(update={"lr_by": by})
-    assert config.lr_min <= learning_rate(confidence, config) <= config.lr
+    assert 1e-6 <= learning_rate(confidence, config) <= config.lr
 
 
 def test_the_reviewed_share_is_decided_by_the_id() -> None:
