@@ -19,9 +19,8 @@ from pixelis.actors.update_pictures import Picture, PictureViews, UpdatePictures
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue, prompt_key
 from pixelis.actors.update_scoring import UpdateScoring
 from pixelis.config import Config
-from pixelis.evolution.clear_share import ClearShare
 from pixelis.evolution.collapse import Collapse
-from pixelis.evolution.gate import needs_review
+from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.vote import contradicts

@@ -1,15 +1,18 @@
-"""The confidence gate: which verdicts become updates, at which learning rate, how often, and which are reviewed first."""
+"""The confidence gate: what becomes an update, at which learning rate, how often, and what is reviewed first."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
 
-from pixelis.config import EvolutionConfig
+from pixelis.config import EvolutionConfig, VotingConfig
 from pixelis.config.evolution import MIN_LR
 from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
+WINDOW = 64
+"""Latest verdicts of a user that count; it is judged from half as many on."""
+MAX_USERS = 10_000
 ROUNDING = 1e-9
 """Tolerance of the comparison with the gate: confidence is a product of fractions."""
 
@@ -66,3 +69,27 @@ class RateLimit:
         while self.granted and now - self.granted[0] >= self.window_s:
             self.granted.popleft()
         return 0.0 if len(self.granted) < self.limit else self.granted[0] + self.window_s - now
+
+
+class ClearShare:
+    """The share of each user's latest verdicts that passed the gate.
+
+    Agreement shows that an answer is right only if the policy knows most answers. If it knows few, its samples sometimes agree on
+    a systematic error, and learning from these votes reinforces it: TTRL (arXiv 2504.16084) fails without prior knowledge of the
+    task. Rarely clear votes show this without labels. Users are judged apart, so that one whose pictures the policy does not
+    understand does not stop it learning from the others.
+    """
+
+    def __init__(self, config: VotingConfig):
+        self.config = config
+        self.recent: OrderedDict[str, deque[bool]] = OrderedDict()
+
+    def add(self, user: str, unclear: int) -> bool:
+        """Count a clear verdict of ``user`` after ``unclear`` ones; True if enough of the latest ones are clear."""
+        recent = self.recent.setdefault(user, deque(maxlen=WINDOW))
+        self.recent.move_to_end(user)
+        if len(self.recent) > MAX_USERS:
+            self.recent.popitem(last=False)
+        recent.extend([False] * min(unclear, WINDOW))
+        recent.append(True)
+        return len(recent) < WINDOW / 2 or sum(recent) >= self.config.min_clear * len(recent)

@@ -1,16 +1,13 @@
 """A durable queue of updates that wait for human review: the answers, the vote, and the task to learn from.
 
-One SQLite file (WAL, synchronous=FULL): ``put`` and ``decide`` are durable on return. Pictures and views are blobs named by their
-content hash, so that views which samples of a group share are stored once. Only JSON and bytes of known shape are read back.
-
-The redacted copy for people is kept. The task, whose tokens spell the text, is removed when the update is rejected or ``done``.
-The caller redacts question and verdict and strips the metadata of pictures.
+Everything is in one SQLite file. Pictures and views are blobs named by their content hash, so that views which the samples of a
+group share are stored once. The redacted copy for people stays; the task, whose tokens spell the text, is removed when the update
+is rejected or ``done``. The caller redacts question and verdict and strips the metadata of pictures.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import sqlite3
@@ -29,6 +26,7 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.privacy import redact, redact_record
 from pixelis.evolution.updates import relabel, unlabelled
 from pixelis.evolution.vote import agrees, contradicts
+from pixelis.memory.database import connect
 from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, Verdict
 
 State = Literal["waiting", "approved", "rejected"]
@@ -52,8 +50,6 @@ CONTROL_TOKEN = re.compile(r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_res
 """Tokens of chat templates and tags of dialects: in a label they would teach the policy to end or forge turns."""
 DISPUTED = "feedback calls the answer wrong"
 """Comment of a waiting review that no time may approve."""
-MAX_VIEW_BYTES = 1 << 30
-"""Largest view that is read back: a damaged shape must not allocate all memory."""
 
 
 class Review(Record):
@@ -88,9 +84,7 @@ class ReviewQueue:
         with self._failures():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT, 0o600))
-            # Only this process uses it, so the index of its log need not be a mapped file; see pixelis.memory.database.connect.
-            address = f"{self.path.absolute().as_uri()}?vfs=unix-excl"
-            self.store = sqlite3.connect(address, uri=True, timeout=30.0, check_same_thread=False)
+            self.store = connect(self.path, check_same_thread=False)
             self.store.row_factory = sqlite3.Row
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
                 self.store.execute(f"PRAGMA {pragma}")
@@ -136,13 +130,15 @@ class ReviewQueue:
                     fix="put the views that were generated with the task's trajectories",
                 )
             for place, view in enumerate(arrays):
-                if view.dtype != np.uint8 or view.nbytes > MAX_VIEW_BYTES:
+                if view.dtype != np.uint8:
                     raise BadInput(f"a view is {view.dtype} {view.shape}, not uint8", code="bad_view", fix="put uint8 views")
                 shape = ",".join(map(str, view.shape))
                 parts.append((task.id, "view", trajectory.id, place, _add_blob(blobs, shape, view.tobytes())))
         media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
         stored_question = unlabelled(question).model_copy(update={"media": media})
-        records = (record.model_dump_json() for record in (stored_question, verdict, _shown(task), task))
+        redacted = [without_tokens(redact_record(trajectory)) for trajectory in task.trajectories]
+        shown = task.model_copy(update={"trajectories": redacted, "pseudo_label": redact(task.pseudo_label)})
+        records = (record.model_dump_json() for record in (stored_question, verdict, shown, task))
         with self._transaction():
             inserted = self.store.execute(
                 "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, shown, task)"
@@ -178,9 +174,12 @@ class ReviewQueue:
         """The uint8 views by trajectory id, as they were put."""
         review = self.get(id)
         views: dict[str, list[np.ndarray]] = {t.id: [] for t in review.task.trajectories} if review else {}
-        for row in self._parts(id, "view"):
-            shape = tuple(int(side) for side in row["shape"].split(",")) if row["shape"] else ()
-            views[row["name"]].append(np.frombuffer(_decompress(row["data"], math.prod(shape)), np.uint8).reshape(shape).copy())
+        try:
+            for row in self._parts(id, "view"):
+                shape = [int(side) for side in row["shape"].split(",")]
+                views[row["name"]].append(np.frombuffer(zlib.decompress(row["data"]), np.uint8).reshape(shape).copy())
+        except (zlib.error, ValueError) as error:
+            raise InfraFailure(f"a stored view is damaged: {error}", code="review_queue", fix="reject the update") from error
         return views
 
     def dispute(self, experience_id: str, feedback: Feedback) -> int:
@@ -350,25 +349,6 @@ def _add_blob(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> s
     if key not in blobs:
         blobs[key] = (shape, data if shape == "png" else zlib.compress(data, 1))
     return key
-
-
-def _decompress(data: bytes, size: int) -> bytes:
-    """Exactly ``size`` bytes; InfraFailure when the data does not decompress to that size."""
-    try:
-        if size > MAX_VIEW_BYTES:
-            raise zlib.error(f"{size} bytes")
-        decompressed = zlib.decompressobj().decompress(data, size + 1)
-        if len(decompressed) != size:
-            raise zlib.error(f"{len(decompressed)} bytes instead of {size}")
-    except zlib.error as error:
-        raise InfraFailure(f"a stored view is damaged: {error}", code="review_queue", fix="reject the update") from error
-    return decompressed
-
-
-def _shown(task: UpdateTask) -> UpdateTask:
-    """The task for reviewers: redacted, without tokens and log-probs."""
-    trajectories = [without_tokens(redact_record(trajectory)) for trajectory in task.trajectories]
-    return task.model_copy(update={"trajectories": trajectories, "pseudo_label": redact(task.pseudo_label)})
 
 
 def without_tokens(trajectory: Trajectory) -> Trajectory:

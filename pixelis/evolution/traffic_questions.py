@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import threading
 import zipfile
 from collections import Counter
@@ -26,6 +25,7 @@ from pixelis.config import CanaryConfig
 from pixelis.evolution.canary import Decision, Scores, compare
 from pixelis.evolution.privacy import is_redacted
 from pixelis.evolution.shares import Source
+from pixelis.files import replacing
 from pixelis.records import Question, UpdateTask
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class TrafficQuestions:
         try:
             with self.lock:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                current = {_file_name(item): item for item in self.items}
+                current = {f"{hashlib.sha256(item.question.id.encode()).hexdigest()[:32]}.npz": item for item in self.items}
                 stored = {file.name for file in self.folder.glob("*.npz")}
                 for name in stored - current.keys():
                     (self.folder / name).unlink()
@@ -94,7 +94,8 @@ class TrafficQuestions:
         ``user_cap`` is the share of the questions that one user may have. A redacted question is not the one that was answered.
         """
         limit = self.config.traffic
-        if not limit or task.confidence < MIN_CONFIDENCE or _fraction(task.id) >= self.config.traffic_share:
+        fraction = int.from_bytes(hashlib.sha256(f"traffic {task.id}".encode()).digest()[:8], "big") / 2**64
+        if not limit or task.confidence < MIN_CONFIDENCE or fraction >= self.config.traffic_share:
             return False
         users = Counter(item.source.user for item in self.items)
         if users[source.user] >= math.ceil(user_cap * limit) or any(
@@ -113,15 +114,16 @@ class TrafficQuestions:
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the questions of these experiences; returns their number."""
-        remaining = [item for item in self.items if item.experience_id not in experience_ids]
-        removed, self.items = len(self.items) - len(remaining), remaining
-        return removed
+        return self._keep(lambda item: item.experience_id not in experience_ids)
 
     def expire(self, before: float) -> int:
         """Remove the questions asked before a time (seconds since the epoch); returns their number."""
-        remaining = [item for item in self.items if item.created_at >= before]
-        removed, self.items = len(self.items) - len(remaining), remaining
-        return removed
+        return self._keep(lambda item: item.created_at >= before)
+
+    def _keep(self, condition: Callable[[TrafficQuestion], bool]) -> int:
+        before = len(self.items)
+        self.items = [item for item in self.items if condition(item)]
+        return before - len(self.items)
 
 
 def judge_traffic(candidate: Scores, served: Scores, config: CanaryConfig, against: int) -> Decision:
@@ -132,25 +134,17 @@ def judge_traffic(candidate: Scores, served: Scores, config: CanaryConfig, again
     return compare(candidate, served, config.model_copy(update={"tolerance": 1.0}), against)
 
 
-def _file_name(item: TrafficQuestion) -> str:
-    return f"{hashlib.sha256(item.question.id.encode()).hexdigest()[:32]}.npz"
-
-
 def _write(path: Path, item: TrafficQuestion) -> None:
     record = {
         "question": item.question.model_dump(mode="json"),
         "user": item.source.user,
         "experience_id": item.experience_id,
         "created_at": item.created_at,
+        "pictures": list(item.pictures),
     }
     arrays: dict[str, Any] = {f"picture_{index}": picture for index, picture in enumerate(item.pictures.values())}
-    aside = path.with_suffix(".aside")
-    with open(aside, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        text = json.dumps({**record, "pictures": list(item.pictures)}).encode()
-        np.savez_compressed(file, record=np.frombuffer(text, np.uint8), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    with replacing(path, permissions=0o600) as file:
+        np.savez_compressed(file, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **arrays)
 
 
 def _read(path: Path) -> TrafficQuestion:
@@ -164,7 +158,3 @@ def _read(path: Path) -> TrafficQuestion:
         record["experience_id"],
         float(record.get("created_at", path.stat().st_mtime)),
     )
-
-
-def _fraction(task_id: str) -> float:
-    return int.from_bytes(hashlib.sha256(f"traffic {task_id}".encode()).digest()[:8], "big") / 2**64

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config import VotingConfig
-from pixelis.evolution import clear_share
-from pixelis.evolution.clear_share import ClearShare
+from pixelis.evolution import gate
+from pixelis.evolution.gate import ClearShare
 
 CONFIG = VotingConfig(min_clear=0.25)
 
@@ -46,11 +46,11 @@ def test_a_user_may_teach_again_when_its_votes_become_clear():
 def test_without_a_minimum_every_verdict_passes(gaps: list[int]):
     share = ClearShare(VotingConfig(min_clear=0.0))
     assert all(share.add("user", gap) for gap in gaps)
-    assert len(share.recent["user"]) <= clear_share.WINDOW
+    assert len(share.recent["user"]) <= gate.WINDOW
 
 
 def test_users_beyond_the_limit_are_forgotten(monkeypatch):
-    monkeypatch.setattr(clear_share, "MAX_USERS", 3)
+    monkeypatch.setattr(gate, "MAX_USERS", 3)
     share = ClearShare(CONFIG)
     for number in range(5):
         share.add(f"user{number}", 0)
