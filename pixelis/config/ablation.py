@@ -43,9 +43,7 @@ class AblationConfig(Section):
         "of episodes with an executed operation), policy turns, or requested operations",
     )
     curves: list[str] = Field([], description="metrics of the steps to draw; empty: the usual ones of the stage")
-    parallel: int | None = Field(
-        None, ge=1, description="trials at once; unset: as many as the joined Ray cluster has room for, one without a cluster"
-    )
+    parallel: int = Field(1, ge=1, description="trials at once")
 
     @model_validator(mode="after")
     def _consistent(self) -> AblationConfig:

@@ -16,10 +16,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -27,85 +26,49 @@ from typing import Any
 import ray
 
 from pixelis.actors import cluster, placement
-from pixelis.actors.reservations import node_resources
 from pixelis.config import Config, load
 from pixelis.config.ablation import EVALUATION, AblationConfig, Trial, differences, read, trials
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.evaluation.ablation import question_scores
 from pixelis.files import write_json
-from pixelis.jobs import ablation_report, dry_run, plan
+from pixelis.jobs import ablation_report, dry_run
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import Stopped, driver
 from pixelis.records import Group
 from pixelis.telemetry.progress import clock
 
-RESULT, SAVED, STAGE = "result.json", "trial.yaml", "stage.json"
+RESULT, SAVED, STAGE, LOG = "result.json", "trial.yaml", "stage.json", "trial.log"
+POLL_S = 0.2
 STOP_S = 60.0
 """Seconds that the processes of trials have to write a checkpoint when the ablation is stopped."""
 
 
-class Processes:
-    """Runs trials as processes of their own on one cluster, several at once, and stops them together."""
-
-    def __init__(self, address: str) -> None:
-        self._environment = {**os.environ, "RAY_ADDRESS": address}
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def run(self, stage: str, config: Config) -> None:
-        """Run a trial to its end; configuration and output are trial.yaml and trial.log in its folder.
-
-        Raises InfraFailure with the trial's error.
-        """
-        folder = Path(config.run.dir)
-        path, log = folder / SAVED, folder / "trial.log"
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(config.to_yaml(), encoding="utf-8")
-        with log.open("ab") as output:
-            with self._lock:
-                if self._stopped:
-                    raise Stopped
-                command = [sys.executable, "-m", "pixelis.jobs.ablation_trial", stage, str(path)]
-                # In a session of its own: Ctrl-C in the terminal reaches it through `stop` alone, once.
-                process = subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=self._environment
-                )
-                self._running.add(process)
-            code = process.wait()
-            with self._lock:
-                self._running.remove(process)
-        if code:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            reason = next((line for line in reversed(lines) if line.startswith(f"pixelis {stage}: ")), lines[-1])
-            raise InfraFailure(f"{reason} (exit code {code})", fix=f"see {log}; run the ablation again to repeat this trial")
-
-    def stop(self) -> None:
-        """Ask all processes to stop after their step, and wait for their checkpoints."""
-        with self._lock:
-            self._stopped = True
-            running = list(self._running)
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_S
-        for process in running:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def run_trial(processes: Processes, ablation: AblationConfig, trial: Trial) -> float:
-    """Train and evaluate; keeps the scores of every question in the trial's result. Returns the seconds."""
-    start = time.monotonic()
+def start(stage: str, trial: Trial, address: str) -> subprocess.Popen[bytes]:
+    """Start a trial on the cluster at ``address``; configuration and output are trial.yaml and trial.log in its folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    write_json(trial.folder / STAGE, {"stage": ablation.stage})
-    processes.run(ablation.stage, trial.config)
-    seconds = time.monotonic() - start
+    write_json(trial.folder / STAGE, {"stage": stage})
+    (trial.folder / SAVED).write_text(trial.config.to_yaml(), encoding="utf-8")
+    with (trial.folder / LOG).open("ab") as output:
+        # In a session of its own: Ctrl-C in the terminal reaches it through this process alone, once.
+        return subprocess.Popen(
+            [sys.executable, "-m", "pixelis.jobs.ablation_trial", stage, str(trial.folder / SAVED)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "RAY_ADDRESS": address},
+        )
+
+
+def finish(ablation: AblationConfig, trial: Trial, code: int, seconds: float) -> None:
+    """Write the result of a trial that has ended: the scores of every question. Raises InfraFailure with its error."""
+    if code:
+        log = trial.folder / LOG
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+        reason = next((line for line in reversed(lines) if line.startswith(f"pixelis {ablation.stage}: ")), lines[-1])
+        raise InfraFailure(f"{reason} (exit code {code})", fix=f"see {log}; run the ablation again to repeat this trial")
     scores = question_scores(read_groups(trial.folder / EVALUATION))
     result = {"arm": trial.arm, "seed": trial.seed, "seconds": round(seconds, 1), "scores": scores}
     write_json(trial.folder / RESULT, result)
-    return seconds
 
 
 def read_groups(folder: Path) -> dict[str, Group]:
@@ -138,26 +101,17 @@ def result_of(ablation: AblationConfig, trial: Trial) -> dict[str, Any] | None:
 
 
 @contextmanager
-def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[tuple[str, int]]:
-    """The address of the cluster that the trials share, and the number of trials to run at once.
-
-    The joined cluster, where `parallel` is by default as many trials as have room; else a local one, where it is one.
-    """
-    address, most = config.cluster.address or os.environ.get("RAY_ADDRESS"), len(ablation.arms) * len(ablation.seeds)
-    if address:
-        cluster.connect(config)
-        nodes = [plan.Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in node_resources().values()]
-        workers = ablation.parallel or max(1, plan.copies(config, ablation.stage, nodes, most))
-        ray.shutdown()  # the trials are drivers of their own, and outlive a lost connection of this process
-    else:
-        workers = ablation.parallel or 1
-        cpus = workers * cluster.local_cpus(config)
-        shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpus": cpus})})
-        needed, largest = placement.object_store_bytes(config)
-        cluster.connect(shared, workers * needed, largest)
-        address = ray.get_runtime_context().gcs_address
+def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[str]:
+    """The address of the cluster that the trials share: the joined one, else a local one for ``parallel`` trials."""
+    if joined := config.cluster.address or os.environ.get("RAY_ADDRESS"):
+        yield joined
+        return
+    cpus = ablation.parallel * cluster.local_cpus(config)
+    shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpus": cpus})})
+    needed, largest = placement.object_store_bytes(config)
+    cluster.connect(shared, ablation.parallel * needed, largest)
     try:
-        yield address, workers
+        yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
 
@@ -172,9 +126,11 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
     total, failures = len(every), dict[str, str]()
     print(f"{total - len(remaining)} of {total} trials are finished; results go to {ablation.dir}/")
     if remaining:
-        with trial_cluster(ablation, remaining[0].config) as (address, workers):
-            print(f"running {len(remaining)} trials, {workers} at once; Ctrl-C stops, running again resumes", flush=True)
-            failures = run_trials(Processes(address), ablation, remaining, workers, total)
+        with trial_cluster(ablation, remaining[0].config) as address:
+            print(
+                f"running {len(remaining)} trials, {ablation.parallel} at once; Ctrl-C stops, running again resumes", flush=True
+            )
+            failures = run_trials(ablation, remaining, address)
     results = [result for trial in every if (result := result_of(ablation, trial)) is not None]
     report = ablation_report.write(ablation, results, failures)
     if failures:
@@ -183,29 +139,39 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
     return report
 
 
-def run_trials(
-    processes: Processes, ablation: AblationConfig, remaining: Sequence[Trial], workers: int, total: int
-) -> dict[str, str]:
-    """Run trials, ``workers`` at once; returns the messages of failed ones by name."""
-    failures, done = dict[str, str](), total - len(remaining)
-    pool = ThreadPoolExecutor(workers)
-    futures = {pool.submit(run_trial, processes, ablation, trial): f"{trial.arm}, seed {trial.seed}" for trial in remaining}
+def run_trials(ablation: AblationConfig, remaining: Sequence[Trial], address: str) -> dict[str, str]:
+    """Run trials, ``parallel`` at once; returns the messages of failed ones by name. Raises Stopped when interrupted."""
+    waiting, running = deque(remaining), list[tuple[Trial, subprocess.Popen[bytes], float]]()
+    failures, done = dict[str, str](), 0
     try:
-        for future in as_completed(futures):
-            name, done = futures[future], done + 1
-            try:
-                outcome = f"took {clock(future.result())}"
-            except (PixelisError, OSError) as error:
-                failures[name] = error.message if isinstance(error, PixelisError) else str(error)
-                outcome = f"failed: {error}"
-            print(f"[ablate] {done}/{total}  {name}  {outcome}", flush=True)
+        while waiting or running:
+            while waiting and len(running) < ablation.parallel:
+                trial = waiting.popleft()
+                running.append((trial, start(ablation.stage, trial, address), time.monotonic()))
+            ended = [entry for entry in running if entry[1].poll() is not None]
+            for trial, process, began in ended:
+                name, seconds, done = f"{trial.arm}, seed {trial.seed}", time.monotonic() - began, done + 1
+                try:
+                    finish(ablation, trial, process.returncode, seconds)
+                    outcome = f"took {clock(seconds)}"
+                except (PixelisError, OSError) as error:
+                    failures[name] = error.message if isinstance(error, PixelisError) else str(error)
+                    outcome = f"failed: {error}"
+                print(f"[ablate] {done}/{len(remaining)}  {name}  {outcome}", flush=True)
+            running = [entry for entry in running if entry not in ended]
+            time.sleep(0 if ended else POLL_S)
     except KeyboardInterrupt:
         print("stopping: the trials write checkpoints after their step", file=sys.stderr, flush=True)
         raise Stopped from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        processes.stop()
-        pool.shutdown()
+        for _, process, _ in running:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for _, process, _ in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
     return failures
 
 

@@ -18,7 +18,7 @@ from pixelis.jobs import ablation_trial
 from pixelis.jobs.ablate import read_groups
 from pixelis.telemetry import events
 
-# tests/unit/test_ablate.py: the same with a stand-in for the processes
+# tests/unit/jobs/test_ablate.py: the same with a stand-in for the processes
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 FILE = {

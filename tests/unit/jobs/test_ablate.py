@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ import yaml
 from command_line import pixelis
 
 from pixelis.config import Config, load
-from pixelis.config.ablation import differences, read, trials
+from pixelis.config.ablation import Trial, differences, read, trials
 from pixelis.config.root import ablation_files
-from pixelis.errors import BadConfig, InfraFailure
+from pixelis.errors import BadConfig
 from pixelis.jobs import ablate, ablation_report, ablation_trial
 from pixelis.records import Group, Question, StopReason, Trajectory
 from pixelis.telemetry.events import EventLog
@@ -42,7 +42,13 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ablation_files(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem in ("pixelis", "test_time") else pytest.mark.long, id=path.stem)
+        for path in ablation_files()
+    ],
+)
 def test_every_packaged_ablation_can_be_planned(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -129,21 +135,20 @@ class Jobs:
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []
         self.failing: set[tuple[str, int]] = set()
-        self.lock = threading.Lock()
 
-    def run(self, stage: str, config: Config) -> None:
-        folder = Path(config.run.dir)
-        arm, seed = folder.parent.name, config.run.seed
-        with self.lock:
-            self.started.append((arm, seed))
+    def start(self, stage: str, trial: Trial, address: str) -> SimpleNamespace:
+        folder, arm, seed = trial.folder, trial.arm, trial.seed
+        self.started.append((arm, seed))
         run_dir = folder / "evaluate"
         run_dir.mkdir(parents=True, exist_ok=True)
-        (folder / "trial.yaml").write_text(config.to_yaml())
+        (folder / "trial.yaml").write_text(trial.config.to_yaml())
+        (folder / "stage.json").write_text(json.dumps({"stage": stage}))
         if (arm, seed) in self.failing:
-            raise InfraFailure(f"pixelis {stage}: the disk is full (exit code 1)")
+            (folder / "trial.log").write_text(f"starting\npixelis {stage}: the disk is full\nfix: free some\n")
+            return SimpleNamespace(poll=lambda: 1, returncode=1)
         share = {"plain": 4, "curious": 2}[arm]
         with (run_dir / "trajectories-held-out.jsonl").open("w") as out:
-            for number in range(config.evaluate.questions):
+            for number in range(trial.config.evaluate.questions):
                 right = float((number + seed) % share == 0)
                 reward = {"accuracy": right} if number else {}  # the first question is unscored
                 episode = Trajectory(
@@ -154,19 +159,18 @@ class Jobs:
         log = EventLog(folder)
         for step in range(1, 4):
             log.write("step/policy", step=step, **{"train/accuracy": step / (share + seed)})
-
-    def stop(self) -> None:
-        pass
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
 
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     jobs = Jobs()
-    monkeypatch.setattr(ablate, "Processes", lambda address: jobs)
-    monkeypatch.setattr(ablate, "trial_cluster", lambda ablation, config: nullcontext(("address", ablation.parallel or 1)))
+    monkeypatch.setattr(ablate, "start", jobs.start)
+    monkeypatch.setattr(ablate, "trial_cluster", lambda ablation, config: nullcontext("address"))
     return jobs
 
 
+@pytest.mark.slow
 def test_an_ablation_survives_a_failed_trial_and_resumes(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
