@@ -121,7 +121,7 @@ def test_raters_who_agree_do_not_narrow_the_interval_of_the_preferred_share():
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "equal"]), min_size=9, max_size=9), min_size=1, max_size=3))
 def test_the_interval_of_the_preferred_share_contains_it(preferences):
     key, _ = draw_pairs(*evaluations(14), ("a", "b"), 8, seed=0)
@@ -149,7 +149,7 @@ def test_the_kappa_of_correct_is_resampled_over_questions():
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=6)
 @given(st.lists(st.sampled_from(["a", "b", "equal"]), min_size=5, max_size=9), st.integers(1, 5), st.integers(1, 5))
 def test_exchanged_arms_give_negated_differences(preferences, of_a, of_b):
     key, _ = draw_pairs(*evaluations(14), ("a", "b"), 8, seed=0)

@@ -63,7 +63,7 @@ def test_equal_policies_differ_by_nothing():
     assert paired_bootstrap([1, 0, 1], [1, 0, 1]) == {"mean": 0.0, "ci95": [0.0, 0.0], "n": 3}
 
 
-@pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1], [0]), ({"q": 1.0}, {"p": 1.0}), ({"q": 1.0}, [1.0])])
+@pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1], [0]), ({"q": 1.0}, {"p": 1.0})])
 def test_unpaired_results_are_refused(a, b):
     with pytest.raises(ValueError):
         paired_bootstrap(a, b)
