@@ -49,7 +49,12 @@ class NearQuestions:
 
     def group(self, text: str, picture: UInt8[np.ndarray, "height width 3"] | None) -> str:
         """The name of the question's group, a new one if no earlier question is near-identical."""
-        words, look = _words(text), _look(picture)
+        # The text without case, punctuation, blanks and invisible characters.
+        words = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
+        look = np.full(SIDE * SIDE, -1e3, np.float32)
+        if picture is not None and picture.size:
+            reduced = Image.fromarray(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+            look = np.asarray(reduced, np.float32).ravel()
         if self.groups:
             looks = np.stack([known for _, known in self.groups.values()])
             names = list(self.groups)
@@ -64,18 +69,6 @@ class NearQuestions:
         if len(self.groups) > MAX_QUESTIONS:
             self.groups.popitem(last=False)
         return name
-
-
-def _words(text: str) -> str:
-    """The text without case, punctuation, blanks and invisible characters."""
-    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
-
-
-def _look(picture: np.ndarray | None) -> np.ndarray:
-    if picture is None or not picture.size:
-        return np.full(SIDE * SIDE, -1e3, np.float32)
-    reduced = Image.fromarray(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
-    return np.asarray(reduced, np.float32).ravel()
 
 
 @dataclass(frozen=True, slots=True)

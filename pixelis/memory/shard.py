@@ -190,7 +190,7 @@ class Shard:
         words = WORD.findall(text.casefold())
         if user is None and not words:
             return self._nearest(vectors, k)
-        wanted, breadth = self.stored.matching(user, words, self._ids), k
+        wanted, breadth = self.stored.matching(user, words), k
         while True:  # the index knows neither users nor words: search wider until enough of the nearest match
             near = [[pair for pair in line if pair[0] in wanted][:k] for line in self._nearest(vectors, breadth)]
             if breadth >= len(self._rows) or all(len(line) >= min(k, len(wanted)) for line in near):
@@ -239,7 +239,7 @@ class Shard:
 
         A ``user`` that ends in a dot stands for all that begin with it.
         """
-        return self.stored.page(limit, after, user, self._ids)
+        return self.stored.page(limit, after, user)
 
     def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
         """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
