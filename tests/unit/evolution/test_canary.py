@@ -198,14 +198,6 @@ def test_a_fall_of_the_served_version_is_detected():
     assert not history.judge_served(scores(80, 20)).fell
 
 
-def test_a_version_promoted_without_a_canary_is_compared_with_its_ancestors():
-    history = PromotionHistory(CONFIG, 0, scores(80, 20))
-    history.promote(1, None)
-    assert history.entries[-1][0] == 1
-    assert history.judge_served(scores(60, 40)).fell
-    assert not history.judge_served(scores(80, 20)).fell
-
-
 def test_rollback_to_an_older_and_to_an_unknown_version():
     history = PromotionHistory(CONFIG, 0, scores(80, 20))
     for version in (1, 2, 3):
