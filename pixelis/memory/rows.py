@@ -88,11 +88,14 @@ class Rows:
             return [(row[0], row[1:]) for row in db.execute(query, [at, at, id, *values, max(0, limit)]).fetchall()]
 
     def matching(self, user: str | None, words: Sequence[str]) -> set[str]:
-        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words``, see ``Shard.search``."""
+        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words`` (case-folded beginnings of words)."""
         condition, values = _is_of(user)
         query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
         with self.database.read() as db:
-            return {id for id, question, answer in db.execute(query, values) if _has(f"{question} {answer or ''}", words)}
+            texts = {
+                id: WORD.findall(f"{question} {answer or ''}".casefold()) for id, question, answer in db.execute(query, values)
+            }
+        return {id for id, own in texts.items() if all(any(other.startswith(word) for other in own) for word in words)}
 
     def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
         """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
@@ -103,12 +106,6 @@ class Rows:
             if len(seqs) == 1:
                 return []
             return [row for seq in seqs for row in self._read(query, [seq])]
-
-
-def _has(text: str, words: Sequence[str]) -> bool:
-    """Whether each of ``words`` (case-folded) is the beginning of a word of ``text``."""
-    own = WORD.findall(text.casefold())
-    return all(any(other.startswith(word) for other in own) for word in words)
 
 
 def _is_of(user: str | None) -> tuple[str, list[str]]:

@@ -184,6 +184,7 @@ def test_too_few_questions_are_refused_before_and_by_a_dry_run(tmp_path, capsys)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_clusters_tell_photographs_apart_and_the_vectors_of_the_memory_do_not():
     from sklearn.metrics import adjusted_mutual_info_score
 

@@ -83,7 +83,7 @@ def test_each_look_without_a_promotion_needs_more_evidence():
     assert history.judge_candidate(wobbling).bound == decisions[0].bound
 
 
-@pytest.mark.parametrize("drop", [0.03, 0.05])
+@pytest.mark.parametrize("drop", [0.03, pytest.param(0.05, marks=pytest.mark.long)])
 def test_harmful_candidates_are_hardly_ever_promoted(drop: float):
     """Over all candidates of a line in which each dropped by the tolerance or more: at most ``risk``, with room for chance."""
     generator, lines, promoted, won = random.Random(7), 400, 0, 0.01
