@@ -30,18 +30,32 @@ if TYPE_CHECKING:
 
 POWERS_ABOVE = 16
 TOP = 50
+<<<<<<< ours
 """Singular values of a layer in a rank file."""
 MAX_LORAS = 2
 """LoRA adapters that vLLM holds: the next one is loaded while the last one is in use."""
 POWER_ITERATIONS = 4
+=======
+"""Number of singular values of a layer in a rank file."""
+UNCHANGED = 1e-8
+"""Largest change up to which a layer gets no adapter."""
+EXACT_SIDE = 100
+"""Largest side of a layer that is decomposed exactly; of a larger one COMPONENTS singular values are computed."""
+COMPONENTS, OVERSAMPLING, POWER_ITERATIONS = 512, 10, 4
+>>>>>>> theirs
 
 
 @dataclass(frozen=True)
 class WeightChange:
     """Change D of a layer's weight by fine-tuning.
 
+<<<<<<< ours
     values: singular values, largest first; of a large layer the first `components`, empty for an unchanged
     layer. energy: ||D||_F^2; largest: max|D|.
+=======
+    values: singular values in descending order, of a large layer the largest COMPONENTS, empty for an unchanged layer; energy:
+    ||D||_F^2; largest: max|D|.
+>>>>>>> theirs
     """
 
     shape: tuple[int, int]
@@ -70,7 +84,7 @@ class WeightChange:
 
 
 def weight_change(
-    base: Float[Tensor, "out in"], tuned: Float[Tensor, "out in"], settings: config.RanksConfig, seed: int = 42
+    base: Float[Tensor, "out in"], tuned: Float[Tensor, "out in"], seed: int = 42, components: int = COMPONENTS
 ) -> WeightChange:
     """Decompose the change of a weight. Raises BadInput if the shapes differ or a value is not finite."""
     import torch  # not needed to read a rank file
@@ -85,16 +99,16 @@ def weight_change(
     shape = (int(delta.shape[0]), int(delta.shape[1]))
     if not math.isfinite(energy):
         raise BadInput("the change of the weight has values that are not finite", fix="tune the model again")
-    if largest <= settings.unchanged:
+    if largest <= UNCHANGED:
         return WeightChange(shape, largest, energy, (), "none")
-    if min(shape) <= settings.exact:
+    if min(shape) <= EXACT_SIDE:
         values = torch.linalg.svdvals(delta.double())
         return WeightChange(shape, largest, energy, tuple(values.tolist()), "exact")
-    count = min(min(shape) - 1, settings.components)
+    count = min(min(shape) - 1, components)
     with torch.random.fork_rng(devices=[delta.device] if delta.is_cuda else []):
         torch.manual_seed(seed)
         # Halko, Martinsson and Tropp (arXiv 0909.4061), algorithms 4.4 and 5.1.
-        _, values, _ = torch.svd_lowrank(delta, q=min(min(shape), count + settings.oversampling), niter=POWER_ITERATIONS)
+        _, values, _ = torch.svd_lowrank(delta, q=min(min(shape), count + OVERSAMPLING), niter=POWER_ITERATIONS)
     return WeightChange(shape, largest, energy, tuple(values[:count].tolist()), "randomised")
 
 

@@ -36,12 +36,9 @@ def low_rank(rng: np.random.Generator, out: int, inside: int, rank: int, noise: 
     return (product + noise * rng.normal(size=(out, inside))).astype(np.float32)
 
 
-def changed(delta: np.ndarray, **values: object) -> ranks.WeightChange:
-    base = np.random.default_rng(1).normal(size=delta.shape).astype(np.float32)
-    chosen = config.RanksConfig(**values)  # type: ignore[arg-type]
-    return ranks.weight_change(
-        torch.from_numpy(base.astype(np.float64)), torch.from_numpy(base + delta.astype(np.float64)), chosen
-    )
+def changed(delta: np.ndarray, components: int = 512) -> ranks.WeightChange:
+    base = np.random.default_rng(1).normal(size=delta.shape).astype(np.float64)
+    return ranks.weight_change(torch.from_numpy(base), torch.from_numpy(base + delta), components=components)
 
 
 # -- the decomposition ----------------------------------------------------------------------------------------------------------
@@ -97,9 +94,9 @@ def test_a_large_layer_gets_a_randomised_decomposition_with_the_exact_energy():
 
 def test_foreign_and_broken_weights_are_refused():
     with pytest.raises(BadInput, match=r"\[2, 3\]"):
-        ranks.weight_change(torch.ones(2, 3), torch.ones(3, 2), PLAIN)
+        ranks.weight_change(torch.ones(2, 3), torch.ones(3, 2))
     with pytest.raises(BadInput, match="finite"):
-        ranks.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan), PLAIN)
+        ranks.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan))
 
 
 # -- from spectra to ranks ------------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pixelis.config.evolution import EvolutionConfig, VotingConfig
 from pixelis.errors import BadInput
-from pixelis.evaluation.calibration import bins, calibration_error, fit
+from pixelis.evaluation.calibration import calibration_error, fit
 from pixelis.evolution.gate import gate
 from pixelis.records import Question, StopReason, Trajectory, Turn
 from pixelis.rewards.vote import INSUFFICIENT, probability, vote
@@ -38,21 +37,6 @@ def test_the_curve_is_found_again_and_makes_confidence_a_probability() -> None:
     assert unseen < 0.03
     assert calibration_error(confidences, right) > 0.1
     assert calibration_error([probability(c, curve) for c in confidences], right) < 0.03
-
-
-@given(st.lists(st.tuples(UNIT, st.booleans()), min_size=1, max_size=60))
-def test_every_answer_is_in_one_bin(pairs: list[tuple[float, bool]]) -> None:
-    confidences, right = [c for c, _ in pairs], [r for _, r in pairs]
-    parts = bins(confidences, right)
-    assert sum(part.answers for part in parts) == len(pairs)
-    assert sum(part.answers * part.right for part in parts) == pytest.approx(sum(right))
-    assert 0 <= calibration_error(confidences, right) <= 1 + 1e-9
-
-
-@given(UNIT, UNIT, st.floats(0.01, 1e6), st.floats(-1e6, 1e6))
-def test_more_confidence_is_never_less_probability(a: float, b: float, slope: float, intercept: float) -> None:
-    low, high = (probability(c, (slope, intercept)) for c in sorted((a, b)))
-    assert 0 <= low <= high <= 1
 
 
 @pytest.mark.parametrize(

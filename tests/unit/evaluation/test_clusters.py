@@ -89,22 +89,6 @@ def test_errors_spread_evenly_make_no_cluster_notable():
     assert "clusters         none of 3 is wrong more often than the others (p > .05, Holm)" in "\n".join(table.lines(summary))
 
 
-def test_of_several_episodes_the_first_wrong_one_is_the_example():
-    groups, vectors = three_kinds((2, 14, 1))
-    mixed = [
-        g.model_copy(update={"trajectories": [*group(0, "?", 1.0).trajectories, *g.trajectories, *g.trajectories]})
-        for g in groups
-    ]
-    for g in mixed:
-        for number, t in enumerate(g.trajectories):
-            t.id, t.question_id = f"{g.id}-{number}", g.question.id
-    clusters = error_clusters(mixed, vectors, 3)
-    assert [c["wrong"] for c in clusters] == [14, 2, 1], "one right episode of three does not make a question right"
-    chosen = choose_wrong(clusters, mixed, [None] * len(mixed))
-    assert [g.question.id for _, g, _ in chosen[0]] == clusters[0]["examples"]
-    assert all(len(g.trajectories) == 1 and g.trajectories[0].rewards["accuracy"] == 0 for _, g, _ in chosen[0])
-
-
 @given(n=st.integers(2, 12), seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e3]), share=st.floats(0.05, 0.95))
 def test_pictures_and_texts_have_their_shares_of_the_variance_whatever_their_scale(n, seed, scale, share):
     rng = np.random.default_rng(seed)
@@ -201,6 +185,7 @@ def test_too_few_questions_are_refused_before_and_by_a_dry_run(tmp_path, capsys)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_clusters_tell_photographs_apart_and_the_vectors_of_the_memory_do_not():
     from sklearn.metrics import adjusted_mutual_info_score
 

