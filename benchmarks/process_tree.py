@@ -45,7 +45,7 @@ def role(process: psutil.Process) -> str:
     title = " ".join(command)
     if match := _TITLE.match(title):
         return match[1].removeprefix("ServeReplica:pixelis:")
-    for program in ("raylet", "gcs_server", "haproxy", "pixelis.jobs", "dashboard", "log_monitor", "monitor.py", "benchmarks"):
+    for program in ("raylet", "gcs_server", "pixelis.jobs", "dashboard", "log_monitor", "monitor.py", "benchmarks"):
         if program in title:
             return program
     return process.name()

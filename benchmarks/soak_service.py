@@ -36,8 +36,7 @@ ROOT = Path(__file__).parents[1]
 WHOLE = "whole tree"
 VICTIMS: dict[str, tuple[str, ...]] = {
     "gateway": ("Gateway",),
-    "ingress": ("haproxy", "ProxyActor"),
-    "proxy actor": ("HAProxyManager", "ProxyActor"),
+    "proxy": ("ProxyActor",),
     "generator": ("Generator",),
     "memory shard": ("MemoryShard",),
     "Evolution": ("Evolution",),

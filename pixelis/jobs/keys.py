@@ -1,6 +1,6 @@
 """Create, list and revoke the API keys of a service.
 
-usage: pixelis keys create RUN_DIR NAME [--scopes ask,feedback] [--per-minute N] [--per-hour N] [--per-day N]
+usage: pixelis keys create RUN_DIR NAME [--scopes ask,feedback]
        pixelis keys list RUN_DIR [--json]
        pixelis keys revoke RUN_DIR NAME
 
@@ -9,9 +9,8 @@ SHA-256 and is readable by its owner alone. A running service follows the file a
 
 Scopes: ask (questions), feedback, steer (promote, roll back, pause, review), read (everybody's experiences, the status and the
 metrics), users (the `user` of a request names one of several callers, each with an own share of updates; without it the key is
-one user). A key sees the experiences of its own requests. Rates are requests in each gateway replica; without them
-serve.per_minute and serve.per_hour apply. The key in PIXELIS_API_KEY has every scope. A revoked name may be created again; the
-new key then sees what the old one stored.
+one user). A key sees the experiences of its own requests. The key in PIXELIS_API_KEY has every scope. A revoked name may be
+created again; the new key then sees what the old one stored.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def _run(arguments: argparse.Namespace) -> None:
     path: Path = arguments.folder
     file = KeyFile(path if path.suffix == ".json" else path / FILE)
     if arguments.order == "create":
-        rates = arguments.per_minute, arguments.per_hour, arguments.per_day
-        print(file.create(arguments.name, arguments.scopes, *rates))
+        print(file.create(arguments.name, arguments.scopes))
         print(f"key {arguments.name}: store it now, it is not shown again", file=sys.stderr)
     elif arguments.order == "revoke":
         file.revoke(arguments.name)
@@ -50,9 +48,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _line(key: ApiKey) -> str:
-    rates = [f"{n} per {span}" for n, span in ((key.per_minute, "minute"), (key.per_hour, "hour"), (key.per_day, "day")) if n]
     state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
-    return f"{key.name}  {','.join(key.scopes)}  {', '.join(rates) or 'no rate'}  created {_date(key.created_at)}  {state}"
+    return f"{key.name}  {','.join(key.scopes)}  created {_date(key.created_at)}  {state}"
 
 
 def _date(seconds: float) -> str:
@@ -69,8 +66,6 @@ def _parse(words: list[str]) -> argparse.Namespace:
             order.add_argument("name", metavar="NAME")
         if name == "create":
             order.add_argument("--scopes", type=_scopes, default=["ask", "feedback"])
-            for span in ("minute", "hour", "day"):
-                order.add_argument(f"--per-{span}", type=_rate, default=0)
         if name == "list":
             order.add_argument("--json", action="store_true")
     return parser.parse_args(words)
@@ -82,12 +77,6 @@ def _scopes(text: str) -> list[Scope]:
         if scope not in SCOPES:
             raise BadConfig(f"no scope {scope!r}", fix=f"some of {','.join(SCOPES)}")
     return [scope for scope in SCOPES if scope in scopes]
-
-
-def _rate(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise BadConfig(f"a rate is a whole number of requests, not {text!r:.40}", fix="pixelis keys --help")
-    return int(text)
 
 
 if __name__ == "__main__":

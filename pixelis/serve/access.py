@@ -38,11 +38,10 @@ class Access:
 
     Without any key, neither ``key_digest`` (see ``Keys``) nor one in the file, none is required, and only this machine's host
     names are admitted.
-    ``ingress`` is the number of Serve's own proxies that add to X-Forwarded-For: one with the HAProxy script, otherwise none.
     """
 
-    def __init__(self, config: Config, key_digest: bytes | None, ingress: int = 0):
-        self.config, self.proxies = config, config.serve.proxies + ingress
+    def __init__(self, config: Config, key_digest: bytes | None):
+        self.config, self.proxies = config, config.serve.proxies
         self.keys = Keys(key_file(config), key_digest, config.serve.api_key_env)
         self.salt = secrets.token_bytes(16)
 

@@ -22,7 +22,6 @@ from pixelis.serve.keys import Caller, Scope
 from pixelis.serve.multipart import FormField, read_form
 from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
 from pixelis.serve.protocol.files import FORM_SCHEMA
-from pixelis.serve.quotas import KeyQuota
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
 MAX_SMALL_BODY_BYTES = 65_536
@@ -76,19 +75,9 @@ async def require_json(state: State, request: Request) -> None:
     state.access.require_json(request)
 
 
-async def limit_rate(state: State, request: Request, caller: Sender) -> None:
-    """Count the request against the rate of its key, else of its client. Raises ApiError 429 above the rate.
-
-    The reply's headers report what is left.
-    """
-    rates = (caller.per_minute, caller.per_hour, caller.per_day)
-    if any(rates):
-        if (quota := state.key_rates.get((caller.name, *rates))) is None:
-            quota = KeyQuota(state.config.run.dir, caller.name, *rates)
-            state.key_rates[caller.name, *rates] = quota
-        allowance = quota.take()
-    else:
-        allowance = state.rates.take(state.access.client_id(request))
+async def limit_rate(state: State, request: Request) -> None:
+    """Count the request against the rate of its client. Raises ApiError 429 above the rate; the reply's headers report it."""
+    allowance = state.rates.take(state.access.client_id(request))
     if allowance is None:
         return
     request.scope["pixelis.headers"] = allowance.headers()

@@ -1,17 +1,14 @@
 """Uploaded pictures and clips, by key, on disk: all gateways that share ``run.dir`` see them, also after a restart.
 
-A file is one line of JSON, then its content; it appears by a rename after an fsync. A lock of its key's folder makes the quota
-exact.
+A file is one line of JSON, then its content. A lock of its key's folder makes the quota exact.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from pixelis.config.serve import FilesConfig
 from pixelis.errors import BadInput
-from pixelis.files import disk_failures, sync
+from pixelis.files import disk_failures, locked, replacing, sync
 from pixelis.operations.encoded import media_type
 from pixelis.records import new_id
 
@@ -28,7 +25,7 @@ FILE_ID = r"^file_[0-9a-f]{16}$"
 NAMELESS = "_"
 """Folder of the key of the environment, and of a service without keys: no key has this name."""
 PARTIAL_S = 3600.0
-"""Age at which what an upload left behind that did not complete is removed."""
+"""Age at which the remains of an incomplete upload are removed."""
 Purpose = Literal["vision", "user_data"]
 
 
@@ -71,18 +68,10 @@ class FileStore:
         folder = self._folder(key)
         with disk_failures(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(folder):
+            with locked(folder / ".lock"):
                 self._check_quota(self._list(folder), len(content))
-                aside = folder / f".{file.id}.aside"
-                try:
-                    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-                        out.write(file.model_dump_json().encode() + b"\n" + content)
-                        out.flush()
-                        os.fsync(out.fileno())
-                    os.rename(aside, folder / file.id)
-                finally:
-                    aside.unlink(missing_ok=True)
-                sync(folder)
+                with replacing(folder / file.id, permissions=0o600) as out:
+                    out.write(file.model_dump_json().encode() + b"\n" + content)
         return file
 
     def list(self, key: str) -> Files:
@@ -158,10 +147,3 @@ def _read(path: Path, content: bool) -> tuple[StoredFile | None, bytes]:
             return None, b""
         data = stored.read() if content else b""
     return (file, data) if not content or len(data) == file.bytes else (None, b"")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with open(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

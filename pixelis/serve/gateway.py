@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator
 
@@ -18,7 +17,6 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private import replica
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
@@ -33,6 +31,7 @@ from pixelis.serve.backends import Backends
 from pixelis.serve.dependencies import openapi
 from pixelis.serve.limits import burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
+from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
 from pixelis.serve.routes import agent, chat, evolution, experiences, files, health, responses
 from pixelis.serve.routes.page import add_page
@@ -82,12 +81,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for task in tasks:
         task.cancel()
     await state.agent.drain()  # store experiences and updates of the answers so far
-
-
-def _bind_to_loopback() -> None:
-    """Bind Serve's server for calls between deployments to loopback: it starts after this, and unpickles what anyone sends."""
-    bind = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", "127.0.0.1"))
 
 
 async def _publish(state: GatewayState) -> None:
@@ -150,13 +143,13 @@ class Gateway:
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
         if is_local(config.serve.host if ":" not in config.serve.host else f"[{config.serve.host}]"):
-            _bind_to_loopback()
+            bind_calls_to_loopback()
         # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.
         sys.setswitchinterval(5e-4)
         tracing.start(config, "gateway")
         logs.start(config, "gateway")
-        name, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
-        self.state = GatewayState(config, Agent(config, backends), key_digest, name, ingress)
+        name = serve.get_replica_context().replica_id.unique_id
+        self.state = GatewayState(config, Agent(config, backends), key_digest, name)
         # The first call to an actor takes seconds, because its class is imported: make it before a request arrives.
         await self.state.agent.ready(START_TIMEOUT_S)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may start later than the gateway

@@ -5,22 +5,20 @@ The file holds SHA-256 digests. A key is 32 random bytes, so its digest can neit
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.evolution.privacy import pseudonym
+from pixelis.files import locked, replacing
 from pixelis.records import Record
 
 FILE = "keys.json"
@@ -34,14 +32,12 @@ CHECK_S = 0.5
 
 
 class ApiKey(Record):
-    """A key as stored. Rates are requests to all gateways of a run.dir, 0 for no limit; times in seconds since the epoch."""
+    """A key as stored; times in seconds since the epoch. Ignores the rates that version 0.1.0 stored."""
 
+    model_config = ConfigDict(extra="ignore")
     name: str = Field(pattern=NAME)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: list[Scope]
-    per_minute: int = Field(0, ge=0)
-    per_hour: int = Field(0, ge=0)
-    per_day: int = Field(0, ge=0)
     created_at: float
     revoked_at: float | None = None
 
@@ -52,9 +48,6 @@ class Caller(Record):
     name: str = ""
     label: str = "loopback"
     scopes: frozenset[Scope] = frozenset(SCOPES)
-    per_minute: int = 0
-    per_hour: int = 0
-    per_day: int = 0
 
     @property
     def space(self) -> str:
@@ -93,6 +86,7 @@ class KeyFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.lock = self.path.with_name(f".{self.path.name}.lock")
 
     def entries(self) -> list[ApiKey]:
         """All keys, revoked ones too; empty without a file."""
@@ -106,20 +100,19 @@ class KeyFile:
                 f"{self.path} cannot be read: {error}", fix="restore it, or move it away and create the keys again"
             ) from None
 
-    def create(self, name: str, scopes: list[Scope], per_minute: int = 0, per_hour: int = 0, per_day: int = 0) -> str:
+    def create(self, name: str, scopes: list[Scope]) -> str:
         """Store a new key and return it; nothing else can show it again. Raises BadConfig for a name in use.
 
         The name of a revoked key may be used again: the new key sees the experiences of the old one.
         """
         key = f"pxl_{secrets.token_urlsafe(32)}"
-        rates = {"per_minute": per_minute, "per_hour": per_hour, "per_day": per_day}
         try:
-            entry = ApiKey(name=name, digest=digest(key).hex(), scopes=scopes, created_at=time.time(), **rates)
+            entry = ApiKey(name=name, digest=digest(key).hex(), scopes=scopes, created_at=time.time())
         except ValidationError:
             raise BadConfig(
                 f"{name!r:.80} is no name of a key", fix="up to 64 letters, digits, dots, dashes or underscores"
             ) from None
-        with self._locked():
+        with locked(self.lock):
             keys = self.entries()
             if any(k.name == name and k.revoked_at is None for k in keys):
                 raise BadConfig(f"there is a key {name} already", fix="revoke it first, or choose another name")
@@ -128,7 +121,7 @@ class KeyFile:
 
     def revoke(self, name: str) -> None:
         """Refuse the key from now on. Raises BadConfig when no such key is valid."""
-        with self._locked():
+        with locked(self.lock):
             keys = self.entries()
             if not any(k.name == name and k.revoked_at is None for k in keys):
                 raise BadConfig(f"no valid key {name}", fix="pixelis keys list RUN_DIR")
@@ -137,21 +130,9 @@ class KeyFile:
                 [k.model_copy(update={"revoked_at": now}) if k.name == name and k.revoked_at is None else k for k in keys]
             )
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _write(self, keys: list[ApiKey]) -> None:
-        aside = self.path.with_name(f".{self.path.name}.aside")
-        aside.unlink(missing_ok=True)
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with replacing(self.path, "w", permissions=0o600) as file:
             json.dump({"keys": [k.model_dump(mode="json") for k in keys]}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.path)
 
 
 class Keys:
@@ -205,6 +186,5 @@ class Keys:
         self._strict = self._strict or bool(keys)
         for key in keys:
             if key.revoked_at is None:
-                rates = {"per_minute": key.per_minute, "per_hour": key.per_hour, "per_day": key.per_day}
-                caller = Caller(name=key.name, label=f"key {key.name}", scopes=frozenset(key.scopes), **rates)
+                caller = Caller(name=key.name, label=f"key {key.name}", scopes=frozenset(key.scopes))
                 self._callers[bytes.fromhex(key.digest)] = caller

@@ -259,7 +259,7 @@ class Allowance:
 
 
 class RateLimits:
-    """Sliding windows: a client may send so many requests in any minute, hour and day; 0 is no limit.
+    """Sliding windows: a client may send so many requests in any minute and hour; 0 is no limit.
 
     The windows are exact, from the times of accepted requests. Refused requests do not count, so a client that keeps trying is
     accepted again.
@@ -271,10 +271,8 @@ class RateLimits:
         per_hour: int,
         clock: Callable[[], float] = time.monotonic,
         clients: int = MAX_CLIENTS,
-        per_day: int = 0,
     ):
-        spans = ((per_minute, 60.0), (per_hour, 3600.0), (per_day, 86_400.0))
-        self.windows = [(limit, span) for limit, span in spans if limit]
+        self.windows = [(limit, span) for limit, span in ((per_minute, 60.0), (per_hour, 3600.0)) if limit]
         self.clock, self.max_clients = clock, clients
         self.accepted: OrderedDict[str, deque[float]] = OrderedDict()
         self.refused = 0

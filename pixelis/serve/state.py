@@ -19,7 +19,6 @@ from pixelis.serve.counters import Counters
 from pixelis.serve.files import FileStore
 from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
-from pixelis.serve.quotas import KeyQuota
 
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0
@@ -33,19 +32,18 @@ STATUS_TIMEOUT_S = 2.0
 class GatewayState:
     """The agent, the limits, the reply cache and the counters of a replica.
 
-    ``key_digest`` None requires no API key. ``replica`` labels the metrics. ``ingress`` is described in ``Access``.
+    ``key_digest`` None requires no API key. ``replica`` labels the metrics.
     """
 
-    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0", ingress: int = 0):
+    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0"):
         self.config, self.agent = config, agent
         self.created = int(time.time())
-        self.access = Access(config, key_digest, ingress)
+        self.access = Access(config, key_digest)
         limits = running_limit(config), waiting_limit(config), burst_limit(config)
         self.admission = Admission(*limits, live=config.serve.priority)
         self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
         self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
-        self.key_rates: dict[tuple[str, int, int, int], KeyQuota] = {}
         self.files = FileStore(config.run.dir, config.serve.files)
         self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
         self.counters = Counters(replica, self._values)
@@ -115,7 +113,7 @@ class GatewayState:
             "inside": self.admission.inside,
             "shed": self.admission.shed,
             "decoded_bytes": self.pictures.used,
-            "rate_limited": sum(limits.refused for limits in [self.rates, *(quota.limits for quota in self.key_rates.values())]),
+            "rate_limited": self.rates.refused,
             "cache_hits": self.cache.hits,
             "cache_entries": len(self.cache.replies),
             "cache_bytes": self.cache.bytes,
