@@ -17,7 +17,8 @@ from pixelis.policy.samples import LearnerBatch
 from pixelis.telemetry import events, lineage
 from pixelis.telemetry.diagnosis import Alarms
 from pixelis.telemetry.events import STAGE, EventLog, mark_replayed
-from pixelis.telemetry.metrics import Tracker, publish
+from pixelis.telemetry.metrics import publish
+from pixelis.telemetry.trackers import Tracker
 
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer

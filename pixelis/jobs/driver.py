@@ -37,9 +37,9 @@ from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.telemetry import artifacts, diagnosis, events, lineage
-from pixelis.telemetry.metrics import require_trackers
+from pixelis.telemetry import diagnosis, events, lineage
 from pixelis.telemetry.progress import Progress
+from pixelis.telemetry.trackers import log_results, require_trackers
 
 T = TypeVar("T")
 POLL_S = 1.0
@@ -114,7 +114,7 @@ def _folder(
             stop_file(config).unlink(missing_ok=True)
             lineage.record(folder, inputs=inputs, config=config, kind="run", grows=True)
         yield folder
-        artifacts.log_results(config)
+        log_results(config)
     finally:
         lock.unlink(missing_ok=True)
 

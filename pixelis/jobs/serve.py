@@ -44,7 +44,7 @@ from pixelis.jobs.driver import driver, end_without_head, run_folder, stop_file
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import SYSTEM
 
 log = logging.getLogger(__name__)

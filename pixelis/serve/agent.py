@@ -35,9 +35,8 @@ from pixelis.records import Experience, Feedback, Media, Question, StopReason, T
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply
-from pixelis.serve.agent_types import AgentQuery, Answer, Picture, Pictures, TextEvent, TurnEvent
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Picture, Pictures, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.backends import Backends
 from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
 

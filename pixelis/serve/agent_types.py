@@ -1,4 +1,4 @@
-"""What the gateway passes to the agent and gets back: a query, decoded pictures, turn events, the answer."""
+"""What a gateway passes to its agent and gets back: the actors' names, a query, decoded pictures, turn events, the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from pixelis.actors.group_views import GroupViews
 from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Exchange, Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
 from pixelis.serve.answer_format import AnswerFormat
+
+
+@dataclass(frozen=True)
+class Backends:
+    """Names of the running actors in ``namespace``; ``memory`` lists the shards in order.
+
+    ``scaler`` lists the generators while their number changes. Without shards nothing is stored; without Evolution nothing is
+    learnt, reviewed, promoted or rolled back.
+    """
+
+    generators: tuple[str, ...]
+    namespace: str
+    evolution: str | None = None
+    memory: tuple[str, ...] = ()
+    embedder: str | None = None
+    scaler: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

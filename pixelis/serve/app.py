@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.serve.agent import DRAIN_S
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import Gateway
 from pixelis.serve.keys import KeyFile, digest, key_file
 from pixelis.serve.limits import burst_limit, running_limit

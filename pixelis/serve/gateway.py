@@ -27,13 +27,13 @@ from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.serve.access import Shield, is_local
 from pixelis.serve.agent import Agent
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.dependencies import openapi
 from pixelis.serve.limits import burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
-from pixelis.serve.routes import agent, chat, evolution, experiences, files, health, responses
+from pixelis.serve.routes import evolution, experiences, files, health, questions, responses
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 from pixelis.telemetry import logs, tracing
@@ -64,7 +64,7 @@ def create_app(state: GatewayState) -> FastAPI:
     )
     app.state.gateway = state
     app.openapi = functools.cache(functools.partial(openapi, app))  # type: ignore[method-assign]
-    for routes in (chat, responses, agent, files, experiences, evolution, health):
+    for routes in (questions, responses, files, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
         add_page(app, state.config, needs_key=state.access.keys.required)

@@ -20,7 +20,7 @@ from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.evolution import privacy
 from pixelis.records import Neighbour, Question, new_id
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.telemetry import tracing
 
 log = logging.getLogger(__name__)

@@ -1,86 +1,190 @@
-"""Trackers that differ only in how a run is opened: MLflow, SwanLab, Comet and trackio.
+"""Trackers of `config.telemetry`, through `accelerate.tracking`: metrics of each step, and results as W&B artifacts.
 
-Each writes below `run.dir` unless its own environment variables name a server or a key, so a run needs no network.
+A tracker that fails is dropped with one warning, and the run continues without it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import logging
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from pixelis.errors import MissingDependency
+from pixelis.policy import checkpoint
+from pixelis.telemetry import lineage
+from pixelis.telemetry.events import as_number
 
 if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
+
     from pixelis.config import Config
 
+log = logging.getLogger("pixelis.telemetry")
+
 PROJECT = "pixelis"
+PACKAGES = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboardX",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "comet": "comet_ml",
+    "trackio": "trackio",
+}
+"""Tracker in `config.telemetry` -> the package that it requires."""
+ARTIFACT_BYTES = 2**30
+"""Size up to which the files of a result are uploaded, not only its metadata."""
 
 
-class Calls(NamedTuple):
-    """How an opened run takes (values, step), and how it ends."""
+def require_trackers(config: Config) -> None:
+    """Raise MissingDependency for a tracker that is configured but not installed; called before a run starts."""
+    for name, package in PACKAGES.items():
+        if getattr(config.telemetry, name) and importlib.util.find_spec(package) is None:
+            raise _not_installed(name)
 
-    log: Callable[[dict[str, float], int], Any]
-    close: Callable[[], Any]
+
+def log_results(config: Config) -> None:
+    """With telemetry.wandb, log every result in ``run.dir`` that has a lineage file, and the newest checkpoint."""
+    if not config.telemetry.wandb:
+        return
+    folder = Path(config.run.dir)
+    results = [file.with_name(file.name.removesuffix(f".{lineage.NAME}")) for file in sorted(folder.glob(f"*.{lineage.NAME}"))]
+    latest = checkpoint.latest(folder)
+    with Tracker(config, only=("wandb",)) as tracker:
+        for path in (*results, *([latest] if latest is not None else [])):
+            if path.exists() and (known := lineage.read(path)) is not None:
+                tracker.artifact(f"{known.kind}-{config.run.name}", known.kind, path, known.model_dump(mode="json"))
 
 
-class OpenedRun:
-    """A sink of metrics in a run of one of OPENERS. Raises ImportError if its package is missing."""
+class Tracker:
+    """Sends a process's metrics to the trackers of `config.telemetry`, of those in ``only``.
 
-    def __init__(self, name: str, config: Config):
-        self._calls = OPENERS[name](config, Path(config.run.dir).resolve())
+    `with Tracker(config) as tracker: tracker.log(step, {"reward/accuracy": 0.4})`.
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the numbers of a step."""
-        self._calls.log(dict(values), step)
+    resumed: step that the run continues from; TensorBoard hides what later steps logged before.
+    """
+
+    def __init__(self, config: Config, resumed: int | None = None, only: Container[str] = PACKAGES):
+        self._trackers: dict[str, GeneralTracker] = {}
+        for name in PACKAGES:
+            if name in only and getattr(config.telemetry, name):
+                try:
+                    self._trackers[name] = _start(name, config, resumed)
+                except ImportError as error:
+                    self._drop(name, _not_installed(name) if error.name == PACKAGES[name] else error)
+                except Exception as error:  # a tracker may fail in any way and must not end the run
+                    self._drop(name, error)
+
+    @property
+    def names(self) -> list[str]:
+        """The working trackers."""
+        return list(self._trackers)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the finite numbers of a step; steps must not decrease."""
+        numbers = {key: number for key, value in values.items() if (number := as_number(value)) is not None}
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(numbers, step=step)
+            except Exception as error:
+                self._drop(name, error)
+
+    def artifact(self, name: str, kind: str, path: Path, metadata: Mapping[str, Any]) -> None:
+        """Log the files of a result up to ARTIFACT_BYTES to W&B; of a larger one the metadata, which include its hash."""
+        if "wandb" not in self._trackers:
+            return
+        try:
+            import wandb
+
+            artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind, metadata=dict(metadata))
+            files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+            if sum(file.stat().st_size for file in files) <= ARTIFACT_BYTES:
+                for file in files:
+                    artifact.add_file(str(file), name=file.name if path.is_file() else file.relative_to(path).as_posix())
+            self._trackers["wandb"].tracker.log_artifact(artifact)
+        except Exception as error:
+            self._drop("wandb", error)
 
     def close(self) -> None:
-        """Flush and close."""
-        self._calls.close()
+        """Close all trackers."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.finish()
+            except Exception as error:
+                self._drop(name, error)
+        self._trackers.clear()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _drop(self, name: str, error: Exception) -> None:
+        self._trackers.pop(name, None)
+        log.warning("tracker %s failed and is off for the rest of this run: %s: %s", name, type(error).__name__, error)
 
 
-def _mlflow(config: Config, folder: Path) -> Calls:
-    import mlflow
-
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-    mlflow.start_run(run_name=config.run.name)
-    return Calls(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+def _not_installed(name: str) -> MissingDependency:
+    package = PACKAGES[name]
+    return MissingDependency(f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false")
 
 
-def _swanlab(config: Config, folder: Path) -> Calls:
-    import swanlab
+def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
+    """Start a tracker, which writes below ``run.dir`` unless its own environment variables name a server or a key."""
+    from accelerate import PartialState, tracking
 
-    mode = os.environ.get("SWANLAB_MODE") or ("cloud" if "SWANLAB_API_KEY" in os.environ else "offline")
-    swanlab.init(project=PROJECT, experiment_name=config.run.name, logdir=str(folder / "swanlab"), mode=mode)
-    return Calls(lambda values, step: swanlab.log(values, step=step), swanlab.finish)
+    PartialState()  # accelerate's logger requires it
+    folder = Path(config.run.dir).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    run = config.run.name
+    if name == "wandb":
+        return _start_wandb(config, folder)
+    if name == "tensorboard":
+        tracker = tracking.TensorBoardTracker(name, folder, purge_step=None if resumed is None else resumed + 1)
+    elif name == "mlflow":
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        tracker = tracking.MLflowTracker(PROJECT, run_name=run)
+    elif name == "swanlab":
+        mode = os.environ.get("SWANLAB_MODE") or ("cloud" if "SWANLAB_API_KEY" in os.environ else "offline")
+        tracker = tracking.SwanLabTracker(PROJECT, experiment_name=run, logdir=str(folder / name), mode=mode)
+    elif name == "comet":
+        import comet_ml
 
-
-def _comet(config: Config, folder: Path) -> Calls:
-    import comet_ml
-
-    if "COMET_API_KEY" in os.environ:
-        experiment: Any = comet_ml.Experiment(project_name=PROJECT, auto_metric_logging=False)
+        settings = comet_ml.ExperimentConfig(name=run, offline_directory=str(folder / name), auto_metric_logging=False)
+        tracker = tracking.CometMLTracker(PROJECT, online="COMET_API_KEY" in os.environ, experiment_config=settings)
     else:
-        experiment = comet_ml.OfflineExperiment(
-            project_name=PROJECT, offline_directory=str(folder / "comet"), auto_metric_logging=False
-        )
-    experiment.set_name(config.run.name)
-    return Calls(lambda values, step: experiment.log_metrics(values, step=step), experiment.end)
+        os.environ.setdefault("TRACKIO_DIR", str(folder / name))
+        tracker = tracking.TrackioTracker(PROJECT, name=run, embed=False)
+    tracker.start()
+    return tracker
 
 
-def _trackio(config: Config, folder: Path) -> Calls:
-    os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
-    import trackio
+def _start_wandb(config: Config, folder: Path) -> GeneralTracker:
+    """Start W&B, offline in ``folder`` without an API key or a network. With a key, a resumed run resumes its W&B run."""
+    import wandb
+    from accelerate.tracking import WandBTracker
 
-    trackio.init(project=PROJECT, name=config.run.name, embed=False)
-    return Calls(lambda values, step: trackio.log(values, step=step), trackio.finish)
-
-
-OPENERS: dict[str, Callable[[Config, Path], Calls]] = {
-    "mlflow": _mlflow,
-    "swanlab": _swanlab,
-    "comet": _comet,
-    "trackio": _trackio,
-}
-"""Tracker in `config.telemetry` -> opens its run."""
+    settings = {
+        "name": config.run.name,
+        "id": hashlib.sha256(f"{folder}:{config.run.name}:{config.run.seed}".encode()).hexdigest()[:16],
+        "dir": str(folder),
+        "config": config.model_dump(mode="json"),
+        "settings": wandb.Settings(init_timeout=30, silent=True, console="off"),
+    }
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    tracker = WandBTracker(project, mode=mode, resume="allow" if mode == "online" else None, **settings)
+    try:
+        tracker.start()
+    except wandb.Error as error:
+        if mode != "online":
+            raise
+        log.warning("cannot reach Weights & Biases, writing offline instead: %s", str(error).splitlines()[0])
+        tracker = WandBTracker(project, mode="offline", **settings)
+        tracker.start()
+    return tracker

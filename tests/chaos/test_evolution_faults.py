@@ -40,8 +40,7 @@ from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
 from pixelis.serve.agent import Agent, data_url
-from pixelis.serve.agent_types import AgentQuery, Answer
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

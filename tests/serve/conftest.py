@@ -17,7 +17,7 @@ from pixelis.actors.memory_shard import place_shards
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 
 GENERATORS = ("scripted-0", "scripted-1")
 EVOLUTION, EMBEDDER = "evolution-under-test", "embedder-under-test"

@@ -15,7 +15,7 @@ from scripted import ScriptedGenerator
 
 from pixelis.config import Config, load
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 
 
 @dataclass

@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from scripted import ScriptedGenerator
 
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 
 GENERATORS = ("redeployed-0", "redeployed-1")
 

@@ -30,8 +30,7 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends, TurnEvent
 
 pytestmark = pytest.mark.slow
 

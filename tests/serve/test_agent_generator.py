@@ -29,8 +29,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadImage
 from pixelis.records import Action, Exchange, Group, Media, Observation, Question
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import AgentQuery, Answer
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from scripted import Deployed, picture_url
 from pixelis.actors.evolution import Evolution
 from pixelis.config import Config
 from pixelis.serve.agent import Agent
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import create_app
 from pixelis.serve.keys import FILE, KeyFile
 from pixelis.serve.state import GatewayState

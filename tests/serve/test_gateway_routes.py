@@ -26,7 +26,7 @@ from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.serve import app
 from pixelis.serve.agent import Agent
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import create_app
 from pixelis.serve.state import GatewayState
 

@@ -26,7 +26,7 @@ from pixelis.actors import generator_scaler
 from pixelis.actors.generator_scaler import GeneratorScaler, Scaling
 from pixelis.config import load
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.telemetry import events
 
 MOST, CALLERS = 3, 24

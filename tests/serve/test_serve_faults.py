@@ -25,7 +25,7 @@ from scripted import Deployed, ScriptedGenerator, picture_url
 from pixelis.actors.memory_shard import MemoryShard
 from pixelis.config import load
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

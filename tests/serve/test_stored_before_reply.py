@@ -23,7 +23,7 @@ from pixelis.actors.evolution import Evolution
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import Config
 from pixelis.serve.agent import Agent
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import create_app
 from pixelis.serve.state import GatewayState
 

@@ -32,7 +32,7 @@ from pixelis.serve.protocol.question import (
     reply_cache_key,
     sse_event,
 )
-from pixelis.serve.protocol.thoughts import ThoughtStream
+from pixelis.serve.protocol.response_events import ThoughtStream
 
 MAX_STOPS = 4
 

@@ -33,8 +33,7 @@ from pixelis.serve.protocol.question import (
     model_name,
     reply_cache_key,
 )
-from pixelis.serve.protocol.response_events import ResponseEvents
-from pixelis.serve.protocol.thoughts import ThoughtStream
+from pixelis.serve.protocol.response_events import ResponseEvents, ThoughtStream
 
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Largest ``metadata``, as OpenAI has it."""

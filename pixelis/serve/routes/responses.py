@@ -26,8 +26,8 @@ from pixelis.serve.protocol.responses import (
     stored_response,
 )
 from pixelis.serve.request_handler import respond, signed, verdict_for
-from pixelis.serve.routes.chat import CHECKS, STREAM
 from pixelis.serve.routes.experiences import remove_experience
+from pixelis.serve.routes.questions import CHECKS, STREAM
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
 router = APIRouter(tags=["questions"], dependencies=[Depends(Scoped("ask"))])
@@ -44,8 +44,7 @@ async def create_response(
     """Answer a question by the vote of several samples. With `stream`, send the reasoning, the operations and the answer."""
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
-    reply_format = await signed(state, ResponsesFormat, body, timing.started, caller)
-    return await respond(state, reply_format, timing.deadline)
+    return await respond(state, await signed(state, ResponsesFormat, body, timing.started, caller), timing.deadline)
 
 
 @router.get("/v1/responses/{id}")

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: OpenAI's chat completions."""
+"""``POST /v1/chat/completions``, OpenAI's chat completions, and ``POST /v1/agent``, an answer with its verdict and trajectory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from pixelis.serve.dependencies import (
     require_json,
     require_room,
 )
+from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
 from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest
 from pixelis.serve.request_handler import respond, signed
 
-# In this order: a request is refused as early as possible, before its body is read, and counts against its key's rate only if
+# In this order: a request is refused as early as possible, before its body is read, and counts against its client's rate only if
 # there is room for it.
 CHECKS = [Depends(Scoped("ask")), Depends(require_json), Depends(require_room), Depends(limit_rate)]
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -38,5 +39,16 @@ async def chat_completions(
     admitted: Admitted,
 ) -> Response:
     """Answer a question about pictures by the vote of several samples. With `stream`, send chunks as server-sent events."""
-    reply_format = await signed(state, ChatFormat, body, timing.started, caller)
-    return await respond(state, reply_format, timing.deadline)
+    return await respond(state, await signed(state, ChatFormat, body, timing.started, caller), timing.deadline)
+
+
+@router.post("/v1/agent", response_model=AgentReply, responses={200: {"content": STREAM}})
+async def agent(
+    state: State,
+    caller: Sender,
+    timing: RequestTiming,
+    body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))],
+    admitted: Admitted,
+) -> Response:
+    """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent event."""
+    return await respond(state, await signed(state, AgentFormat, body, timing.started, caller), timing.deadline)

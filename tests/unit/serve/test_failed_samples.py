@@ -21,8 +21,7 @@ from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
 from pixelis.operations import select
 from pixelis.records import Exchange, Group
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import AgentQuery, Answer, Pictures
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Pictures
 from pixelis.serve.protocol.agent import AgentRequest
 from pixelis.serve.protocol.errors import parse_body
 from pixelis.serve.protocol.question import agent_query

@@ -13,7 +13,7 @@ import yaml
 
 from pixelis.telemetry.metrics import ACTOR_METRICS, metric_name
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MONITORING = ROOT / "configs/monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
 RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text(encoding="utf-8"))["groups"]

