@@ -8,7 +8,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -36,8 +35,8 @@ SECURITY_HEADERS = {
 class Access:
     """Checks that need no look at the body.
 
-    Without any key, neither ``key_digest`` (see ``Keys``) nor one in the file, none is required, and only this machine's host
-    names are admitted.
+    Without any key, neither ``key_digest`` (see ``Keys``) nor one in the file, only this machine's host names
+    are admitted.
     """
 
     def __init__(self, config: Config, key_digest: bytes | None):
@@ -53,31 +52,11 @@ class Access:
             raise ApiError(401, "a valid API key is required: `Authorization: Bearer KEY`", "invalid_api_key")
         return caller
 
-    def require_json(self, request: Request) -> None:
-        """Raises ApiError 415 for another content type. Other sites can post forms and text from a browser, but not JSON."""
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
-            raise ApiError(415, "the content type must be application/json", "content_type")
-
-    def require_own_origin(self, request: Request) -> None:
-        """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post forms."""
-        origin = request.headers.get("origin")
-        try:
-            own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
-        except ValueError:  # no URL: half of an IPv6 address
-            own = False
-        if not own:
-            raise ApiError(403, "forms of other sites are not accepted", "origin_not_allowed")
-
-    def require_writable(self) -> None:
-        """Raises ApiError 403 if the service is read-only."""
-        if self.config.serve.read_only:
-            raise ApiError(403, "this service is read-only: it stores and changes nothing", "read_only")
-
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raises ApiError 403 if no key is required and the Host header does not name this machine.
 
-        A web page on a name that resolves to 127.0.0.1 would otherwise have the service's origin and could use all of it.
+        A web page on a name that resolves to 127.0.0.1 would otherwise have the service's origin and could
+        use all of it.
         """
         if not self.keys.required and not is_local(headers.get("host", "")):
             message = "without an API key this service answers to localhost, 127.0.0.1 and [::1] only"
@@ -86,8 +65,8 @@ class Access:
     def client_id(self, request: Request) -> str:
         """A salted hash of the caller's address; the salt is new in every replica.
 
-        With ``serve.proxies`` = n the address is the n-th last of X-Forwarded-For; the caller may invent those before it.
-        Addresses of one IPv6 network of 64 bits are one client.
+        With ``serve.proxies`` = n the address is the n-th last of X-Forwarded-For; the caller may invent
+        those before it. Addresses of one IPv6 /64 network are one client.
         """
         address = request.client.host if request.client is not None else ""
         hops = [hop.strip() for hop in ",".join(request.headers.getlist("x-forwarded-for")).split(",")]
@@ -97,13 +76,13 @@ class Access:
 
 
 class Shield:
-    """ASGI middleware: the host check, security headers, request metrics, and 500 for an exception that nothing handled."""
+    """ASGI middleware: the host check, security headers, request metrics, and 500 for an exception that
+    nothing handled."""
 
     def __init__(self, app: ASGIApp, access: Access, counters: Counters):
         self.app, self.access, self.counters = app, access, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -142,20 +121,16 @@ class Shield:
             seconds = time.monotonic() - started
             self.counters.request(_route_label(scope), status, seconds)
             if requests.isEnabledFor(logging.INFO) and scope["path"].startswith("/v1/"):
-                _log_request(scope, status, seconds)
+                # Neither contents nor query nor headers, which may hold secrets.
+                fields = {
+                    "method": scope["method"],
+                    "route": _route_label(scope),
+                    "status": status,
+                    "ms": round(1e3 * seconds, 1),
+                    "caller": scope.get("pixelis.caller", ""),
+                }
+                requests.info("%(method)s %(route)s %(status)s", fields, extra={"fields": fields})
         return status
-
-
-def _log_request(scope: Scope, status: int, seconds: float) -> None:
-    """Log a request: neither its contents nor its query or headers, which may hold secrets."""
-    fields = {
-        "method": scope["method"],
-        "route": _route_label(scope),
-        "status": status,
-        "ms": round(1e3 * seconds, 1),
-        "caller": scope.get("pixelis.caller", ""),
-    }
-    requests.info("%(method)s %(route)s %(status)s", fields, extra={"fields": fields})
 
 
 def is_local(host: str) -> bool:
@@ -176,7 +151,8 @@ def is_local(host: str) -> bool:
 
 
 def _route_label(scope: Scope) -> str:
-    """The route's path with its parameters unresolved. Other paths are the caller's and unbounded: they share a label."""
+    """The route's path with its parameters unresolved. Other paths are the caller's and unbounded: they share
+    a label."""
     if (route := scope.get("route")) is not None:
         return route.path
     page = scope["path"] in ("/", "/docs", "/openapi.json") or scope["path"].startswith("/page/")

@@ -1,4 +1,5 @@
-"""Stores the experience of an answer; then credits neighbours that agreed and turns a confident verdict into an update task."""
+"""Stores the experience of an answer; then credits neighbours that agreed and turns a confident verdict into
+an update task."""
 
 from __future__ import annotations
 
@@ -31,21 +32,22 @@ Result = TypeVar("Result")
 
 COLD_PRIORITY = 0.9
 VECTOR_TIMEOUT_S = 30.0
-"""Longest wait for an experience's vector; without one it is stored, but no search finds it."""
+"""Longest wait for an experience's vector. Without one it is stored, but no search finds it."""
 START_DELAY_S = 0.05
-"""Time in which the reply is encoded and sent before other work begins, because redaction holds the interpreter."""
+"""Delay of other work, which holds the interpreter, until the reply is encoded and sent."""
 REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
 """``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
 MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
-"""Timeout of calls to Evolution: while it restarts, they must not fill the background."""
+"""Timeout of calls to Evolution: calls that wait for its restart must not fill the background."""
 
 
 class AfterReply:
-    """Stores an answer's experience, which its reply waits for, and does the rest of the work after the reply.
+    """Stores an answer's experience, which its reply waits for, and does the rest of the work after the
+    reply.
 
-    Processes at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the actor's handle; None
-    if the service does not learn. The outcome of every answer is counted.
+    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the
+    actor's handle; None if the service does not learn. Counts the outcome of every answer.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class AfterReply:
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
     async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
-        """Start the work on this answer and wait until its experience is on disk, at most ``memory.write_timeout_s``.
+        """Start the work on this answer and wait until its experience is on disk, at most
+        ``memory.write_timeout_s``.
 
         Sets ``experience_id`` and ``remembered``. A read-only service stores nothing.
         """
@@ -101,7 +104,6 @@ class AfterReply:
         task.add_done_callback(ended)
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the work started so far is complete, at most ``timeout_s`` seconds."""
         if self.background:
             await asyncio.wait(list(self.background.values()), timeout=timeout_s)
 
@@ -145,7 +147,7 @@ class AfterReply:
         risk = await self._in_thread(lambda: privacy.risk(answer.group.question.conversation))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == "yes":
-            await self._count("success_told", self._credit_neighbours(answer.verdict, lookup.retrieval_id))
+            await self._count("neighbours_credited", self._credit_neighbours(answer.verdict, lookup.retrieval_id))
         if learn and redacted is not None:  # what cannot be stored is not learnt from: nobody could find or correct it
             await self._count("update_sent", self._submit_update(id, answer, redacted, voter))
 
@@ -167,7 +169,7 @@ class AfterReply:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
-        """The winner's views as PNG; empty if they are not to be stored, or lost."""
+        """The winner's views as PNG; none if they are not to be stored, or lost."""
         if not self.config.memory.pictures:
             return {}
         try:
@@ -180,7 +182,7 @@ class AfterReply:
         return await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
 
     async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
-        """Report the neighbours that voted for the verdict's answer to the memory; False if there are none."""
+        """Report the neighbours that voted for the verdict's answer to the memory; False without any."""
         agreed = [v.id for v in verdict.votes if v.source == "neighbour" and v.elected]
         if agreed and self.retrieval.memory is not None:
             await self.retrieval.memory.succeeded(retrieval_id, agreed)
@@ -198,7 +200,7 @@ class AfterReply:
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._start(new_id("feedback"), self._count("feedback_told", self._send_feedback(experience_id, redacted, by)))
+            self._start(new_id("feedback"), self._count("feedback_sent", self._send_feedback(experience_id, redacted, by)))
         return experience
 
     async def _send_feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
@@ -209,7 +211,8 @@ class AfterReply:
     # -- evolution --------------------------------------------------------------------------------------------------
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
-        """Send the update task to Evolution; False if the gate rejects the verdict, or Evolution accepts no tasks now."""
+        """Send the update task to Evolution; False if the gate rejects the verdict or Evolution refuses the
+        task."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
         make = partial(make_task, answer.group, verdict, c.evolution, c.rewards)

@@ -41,7 +41,7 @@ from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
 
 DRAIN_S = 10.0
-"""Longest wait of a gateway that stops for the work after its last replies."""
+"""Longest wait of a stopping gateway for the work after its last replies."""
 
 
 class Samples(NamedTuple):
@@ -52,7 +52,8 @@ class Samples(NamedTuple):
 
 
 class Agent:
-    """Answers questions by vote, stores the experiences, and sends confident verdicts to Evolution. Holds no model.
+    """Answers questions by vote, stores the experiences, and sends confident verdicts to Evolution. Holds no
+    model.
 
     ``memory`` is the client of the memory shards, None without any.
     """
@@ -81,7 +82,8 @@ class Agent:
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
     async def measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
-        """The query with its clips as encoded bytes, and the size of its pictures and clips once decoded, from their headers.
+        """The query with its clips as encoded bytes, and the decoded size of its pictures and clips, read
+        from their headers.
 
         Raises BadImage for those outside the caps.
         """
@@ -140,16 +142,16 @@ class Agent:
         return self.pictures_in_use.setdefault((uri, operations), Picture(uri, height, width, ray.put(pixels), view))
 
     def return_memory(self) -> None:
-        """Return the memory of the pictures decoded since the last call to the system: glibc keeps most of what is freed."""
+        """Return the memory of decoded pictures to the system: glibc keeps most of what is freed."""
         if self.decoded_bytes_since_trim and sys.platform == "linux":
             self.decoded_bytes_since_trim = 0
             ctypes.CDLL(None).malloc_trim(0)
 
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
-        """Sample and vote. ``pictures`` are those of ``decode``, which is called if they are missing.
+        """Sample and vote. ``pictures`` are those of ``decode``, which is called without them.
 
-        Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling this
-        call cancels the rollouts.
+        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling this call cancels
+        the rollouts.
         """
         async with contextlib.aclosing(self._run(query, pictures, stream=False)) as items:
             async for item in items:
@@ -160,7 +162,7 @@ class Agent:
     async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
         """The turns of all samples and the text of the first as they happen, then the answer.
 
-        Errors of the request are raised before the first event. Closing the iterator cancels the rollouts.
+        Raises errors of the request before the first event. Closing the iterator cancels the rollouts.
         """
         async with contextlib.aclosing(self._run(query, pictures, stream=True)) as items:
             async for item in items:
@@ -217,7 +219,8 @@ class Agent:
     async def _sample(
         self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
-        """Sample once; if no answer has the format that the query requires, once more. With ``stream``, the turns first."""
+        """Sample once, and once more if no answer has the format that the query requires. With ``stream``,
+        yield turns first."""
         attempts, lights = 0, alternate(self.config.serve.augmentations, query.samples)
         # Greedy samples would fail the same way again.
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
@@ -296,20 +299,19 @@ class Agent:
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, with the words of a query that are most similar to it and its picture.
+        """The ``k`` experiences of ``user``, or of all, with the words of a query that are most similar to it
+        and its picture.
 
-        Raises BadImage as ``decode``, InfraFailure without a memory.
+        Raises BadImage, and InfraFailure without a memory.
         """
         pictures = await self.decode(query)
         question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
         return await self.retrieval.find(question, pictures.views, k, user, timeout_s)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
-        """Store feedback with an experience and send it to Evolution. Raises BadInput for an unknown id."""
         return await self.after_reply.feedback(experience_id, feedback, by)
 
     async def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Wait until the work after the replies so far is complete, at most ``timeout_s`` seconds."""
         await self.after_reply.drain(timeout_s)
 
     async def evolution_actor(self) -> ActorHandle:
@@ -331,7 +333,7 @@ def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
 
 @contextlib.contextmanager
 def _named(query: AgentQuery, id: str) -> Iterator[None]:
-    """Context in which an error gets the place in the request of the picture or clip with this id."""
+    """Add the place in the request of the picture or clip with this id to errors."""
     try:
         yield
     except BadInput as error:
@@ -340,7 +342,7 @@ def _named(query: AgentQuery, id: str) -> Iterator[None]:
 
 
 def _failure(failed: list[Trajectory]) -> PixelisError:
-    """Why no sample of a group was played to its end: a fault of the request, or of the service."""
+    """Why no sample of a group was completed: a fault of the request, or of the service."""
     causes = {t.unscored for t in failed}
     if "bad_answer" in causes:
         message = f"an earlier answer cannot be written in the policy's dialect, {failed[0].dialect}"
@@ -363,5 +365,4 @@ async def _turn_event(update: TurnUpdate, samples: int, first_attempt: int) -> T
 
 
 def data_url(png: bytes) -> str:
-    """A data URL of a PNG."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

@@ -1,4 +1,5 @@
-"""What a gateway passes to its agent and gets back: the actors' names, a query, decoded pictures, turn events, the answer."""
+"""What a gateway passes to its agent and gets back: the actors' names, a query, decoded pictures, turn
+events, the answer."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from pixelis.serve.answer_format import AnswerFormat
 
 @dataclass(frozen=True)
 class Backends:
-    """Names of the running actors in ``namespace``; ``memory`` lists the shards in order.
+    """Names of the running actors in ``namespace``, by which a replica on any node finds them.
 
-    ``scaler`` lists the generators while their number changes. Without shards nothing is stored; without Evolution nothing is
-    learnt, reviewed, promoted or rolled back.
+    ``memory`` lists the shards in order: without any nothing is stored. ``scaler`` lists the generators while
+    their number changes. Without ``evolution`` nothing is learnt, reviewed, promoted or rolled back.
     """
 
     generators: tuple[str, ...]
@@ -33,12 +34,13 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
-    """A validated question. ``images`` and ``clips`` are data URLs, clips also encoded bytes; ``history`` names them by id
-    (``img0``, ``vid0``, ...), ``places`` says where in the request they stand.
+    """A validated question. ``images`` and ``clips`` are data URLs, clips also encoded bytes; ``history``
+    names them by id (``img0``, ``vid0``, ...), ``places`` gives their places in the request.
 
-    ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
-    ``user`` is the pseudonym to store; ``voter`` the one whose share of an update is capped. ``experience_id`` is the id to store
-    it under, a new one if None, and ``response`` describes its answer there. ``answers`` None accepts any answer.
+    ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it
+    after the reply. ``user`` is the pseudonym to store, ``voter`` the one whose share of an update is capped.
+    ``experience_id`` None means a new id. ``response`` describes its answer in the experience. ``answers``
+    None accepts any answer.
     """
 
     question: str
@@ -61,9 +63,10 @@ class AgentQuery:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Picture:
-    """A decoded picture: its size in pixels, an object reference to uint8 [H, W, 3], and the view for the Embedder.
+    """A decoded picture: its size in pixels, an object reference to uint8 [H, W, 3], and the view for the
+    Embedder.
 
-    ``uri`` is a hash. The requests in progress that show the same picture share this object.
+    ``uri`` is a hash. Requests in progress that show the same picture share this object.
     """
 
     uri: str
@@ -77,9 +80,9 @@ class Picture:
 class Pictures:
     """The decoded pictures and opened clips of a request.
 
-    ``full`` are object references to uint8 [H, W, 3] or Clip by media id; inside a mapping, Ray passes references on instead of
-    the pictures. ``views``, of pictures and of some frames of each clip, are shrunk to the pixel budget of the policy. ``shared``
-    keeps the pictures for other requests while this one is in progress.
+    ``full`` are object references to uint8 [H, W, 3] or Clip by media id; in a mapping, Ray passes references
+    on. ``views``, of pictures and of some frames of each clip, have the policy's pixel budget. ``shared``
+    keeps the pictures for other requests.
     """
 
     media: list[Media]
@@ -91,8 +94,8 @@ class Pictures:
 class TurnEvent(Record):
     """A turn of the ``sample``-th of ``samples`` episodes, without token ids and log-probs.
 
-    ``images`` are the views of an operation's observation, as PNG data URLs; the policy saw them under ``augmentation``. A higher
-    ``attempt`` replaces the events of lower ones: their generator was lost and another one started over.
+    ``images`` are the views of an observation as PNG data URLs; the policy saw them under ``augmentation``. A
+    higher ``attempt`` replaces the events of lower ones, whose generator was lost.
     """
 
     sample: int
@@ -104,7 +107,7 @@ class TurnEvent(Record):
 
 
 class TextEvent(Record):
-    """A piece of the text of the next turn of the ``sample``-th of ``samples`` episodes, as it is generated."""
+    """A piece of text of the next turn of the ``sample``-th of ``samples`` episodes."""
 
     sample: int
     samples: int
@@ -114,13 +117,13 @@ class TextEvent(Record):
 
 @dataclass(slots=True)
 class Answer:
-    """The group of samples, their verdict, and the ``winner``: the first trajectory with the verdict's answer.
+    """The samples of a question (``group``), their verdict, and the ``winner``: the first with the verdict's
+    answer.
 
-    ``views`` are references to all views. ``neighbours`` are the experiences that the search
-    ``retrieval_id`` found, with or without a vote. ``remembered`` is "yes" with the ``experience_id`` of an experience that is on
-    disk; otherwise the id is None and ``remembered`` says why. ``pngs`` are the winner's views as PNG by image id, if they have
-    been encoded. ``accepted`` are the samples whose answers have the query's format. ``originals`` are object references to the
-    question's pictures by media id.
+    ``views`` are references to all views, ``pngs`` the winner's views as PNG by image id once encoded,
+    ``originals`` references to the question's pictures by media id. ``neighbours`` are what the search
+    ``retrieval_id`` found. ``accepted`` are the samples whose answers have the query's format. ``remembered``
+    is "yes" with an ``experience_id`` that is on disk; otherwise it says why not.
     """
 
     verdict: Verdict

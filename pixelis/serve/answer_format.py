@@ -1,7 +1,7 @@
-"""Answers as JSON: schemas of callers, which are hostile until checked, and the check of answers against them.
+"""Answers as JSON: checks the schemas of callers, which are hostile, and answers against them.
 
-A schema may use the keywords whose validation takes time proportional to its size: none with regular expressions, none that
-refers outside the schema or to itself.
+A schema may use keywords whose validation takes time proportional to its size: no regular expressions, no
+references outside the schema or to itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, TypeVar
 
 from jsonschema import Draft202012Validator
@@ -24,11 +23,12 @@ T = TypeVar("T")
 MAX_SCHEMA_CHARS = 8000
 MAX_DEPTH = 16
 MAX_NODES = 2000
-"""Most parts, after every `$ref` has been replaced by what it names: subschemas, required names, COMPARISONS values of `enum`."""
+"""Most parts once every `$ref` is replaced: subschemas, required names, and COMPARISONS values of `enum` as
+one part."""
 MAX_CHECKS = 20_000
 """Most parts times values of a check, which then takes a quarter of a second."""
 COMPARISONS = 8
-"""Values of `enum` that are compared in the time that a subschema takes."""
+"""Values of `enum` that are compared in the time of a subschema."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "$schema", "$comment", "deprecated"})
 VALUES = frozenset({"type", "minItems", "maxItems", "minLength", "maxLength", "minProperties"})
 VALUES |= {"maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -36,12 +36,13 @@ ONE = frozenset({"items", "additionalProperties", "not", "contains"})
 MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 NAMED = frozenset({"properties", "$defs", "definitions"})
 _REFERENCE = re.compile(r"#/(\$defs|definitions)/([A-Za-z0-9_.-]+)")
-"""References without escapes, which mean what they spell."""
+"""References without escapes."""
 OBJECT = {"type": "object"}
 
 
 class AnswerFormat:
-    """A JSON schema that answers have to fulfil. Raises BadInput ``invalid_schema`` for one that is not accepted."""
+    """A JSON schema that answers must fulfil. Raises BadInput ``invalid_schema`` for one that is not
+    accepted."""
 
     def __init__(self, schema: Any):
         self.schema = schema
@@ -56,33 +57,29 @@ class AnswerFormat:
             Draft202012Validator.check_schema(schema)
         except (SchemaError, RecursionError):
             raise refusal("it is no JSON schema of draft 2020-12") from None
-
-    @cached_property
-    def _validator(self) -> Draft202012Validator:
-        return Draft202012Validator(self.schema)
+        self.validator = Draft202012Validator(schema)
 
     @property
     def instruction(self) -> str:
-        """What the policy is told below the question."""
+        """The text below the question."""
         if self.schema == OBJECT:
             return "\nWrite the answer as a JSON object."
         return f"\nWrite the answer as JSON that fulfils this schema: {self.text}"
 
     def accepts(self, answer: str | None) -> bool:
-        """Whether the answer is JSON that fulfils the schema."""
         try:
             value = strict_json(answer or "")
-            return self.nodes * _count(value) <= MAX_CHECKS and bool(self._validator.is_valid(value))
+            return self.nodes * _count(value) <= MAX_CHECKS and bool(self.validator.is_valid(value))
         except (PixelisError, ValueError, RecursionError, OverflowError):  # the last from a huge integer and `multipleOf`
             return False
 
     async def filter(self, items: Sequence[T], answer_of: Callable[[T], str | None]) -> list[T]:
-        """Those of ``items`` whose answers are accepted. In a thread, because some checks take long."""
+        """The ``items`` whose answers are accepted. In a thread, because some checks take long."""
         return await asyncio.to_thread(lambda: [item for item in items if self.accepts(answer_of(item))])
 
     @staticmethod
     def same(a: str, b: str) -> bool:
-        """Whether two accepted answers are the same value, however it is written."""
+        """Whether two accepted answers have the same value."""
         return _canonical(a) == _canonical(b)
 
 
@@ -94,7 +91,6 @@ def _canonical(answer: str) -> str:
 
 
 def refusal(problem: str) -> BadInput:
-    """The error for a schema that is not accepted."""
     return BadInput(f"the schema of the answer is not accepted: {problem}", code="invalid_schema")
 
 
@@ -106,7 +102,7 @@ class _Size:
         self.nodes = 0
 
     def of(self, schema: Any, depth: int, references: tuple[str, ...]) -> int:
-        """Number of parts of ``schema``, as of MAX_NODES; ``references`` are those on the way to it."""
+        """Number of parts of ``schema``; ``references`` are those on the way to it."""
         if depth > MAX_DEPTH:
             raise refusal(f"it is deeper than {MAX_DEPTH} levels")
         self._add(1)

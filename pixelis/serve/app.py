@@ -25,18 +25,21 @@ from pixelis.serve.limits import burst_limit, running_limit
 
 APP_NAME = "pixelis"
 _SERVICE = re.compile(r"(?P<name>(?P<run>.+)-serve-[0-9a-f]{6})-store")
-"""Name of the policy store of a service that a driver started."""
+"""Name of the policy store of a driver's service."""
 SPARE_REQUESTS = 64
-"""Requests above those running and waiting that still reach the gateway: health checks, and requests it answers with 429."""
+"""Requests above those running and waiting that still reach the gateway: health checks, and those it answers
+with 429."""
 
 
 def build(config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None) -> serve.Application:
-    """The application for ``serve.run``. Serve scales its replicas from ``serve.replicas`` to ``serve.max_replicas``.
+    """The application for ``serve.run``. Serve scales its replicas from ``serve.replicas`` to
+    ``serve.max_replicas``.
 
-    ``backends`` names running actors, or is a deployment with a method ``backends`` that does, or the application that has it.
-    ``key_digest`` None requires no key.
+    ``backends``: see ``Gateway``. ``key_digest`` None requires no key.
     """
-    s = config.serve.model_copy(update={"replicas": config.serve.replicas or _default_replicas(config.serve.max_replicas)})
+    # Two gateways where cores allow: the other one answers while Serve replaces one that died.
+    default = min(2 if (os.cpu_count() or 1) >= 4 else 1, config.serve.max_replicas or 2)
+    s = config.serve.model_copy(update={"replicas": config.serve.replicas or default})
     config = config.model_copy(update={"serve": s})
     max_requests = running_limit(config) + burst_limit(config) + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
@@ -68,16 +71,12 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
     return deployment.bind(config, key_digest, backends)
 
 
-def _default_replicas(max_replicas: int | None) -> int:
-    """Two gateways where cores allow: the other one answers while Serve replaces one that died."""
-    return min(2 if (os.cpu_count() or 1) >= 4 else 1, max_replicas or 2)
-
-
 def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
-    """SHA-256 of the key in the environment variable ``serve.api_key_env``; b"" if only the file has keys, None without any.
+    """SHA-256 of the key in the environment variable ``serve.api_key_env``; b"" if only the file has keys,
+    None without any.
 
-    Raises BadConfig for a key that is not printable ASCII, and without any key if ``host`` (default ``serve.host``) is not
-    loopback.
+    Raises BadConfig for a key that is not printable ASCII, and without any key if ``host`` (default
+    ``serve.host``) is not loopback.
     """
     key = os.environ.get(config.serve.api_key_env, "").strip()
     if key:
@@ -121,7 +120,7 @@ def start(config: Config, backends: Backends) -> str:
 
 
 def require_no_other(own: str) -> None:
-    """Raise BadConfig if the application belongs to another service that runs. own: name of this service's actors."""
+    """Raise BadConfig if another service runs on the cluster. own: name of this service's actors."""
     if APP_NAME not in serve.status().applications:
         return
     names = (actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
@@ -134,7 +133,8 @@ def require_no_other(own: str) -> None:
 
 
 def stop() -> None:
-    """Stop the application if it runs, once its requests are answered. Serve itself belongs to the cluster and keeps running."""
+    """Stop the application once its requests are answered. Serve itself belongs to the cluster and keeps
+    running."""
     while APP_NAME in serve.status().applications:
         with contextlib.suppress(TimeoutError):  # Serve waits for 60 s, the last requests may take longer
             serve.delete(APP_NAME)
@@ -148,7 +148,8 @@ def url(config: Config) -> str:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise BadConfig if ``host:port`` cannot be bound. Serve's proxy would fail later, in a log of its own."""
+    """Raise BadConfig if ``host:port`` cannot be bound. Serve's proxy would fail later, in a log of its
+    own."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""Caches replies for repeated requests. A cached reply is returned only while the version that produced it is served."""
+"""Caches replies for repeated requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
-"""Size limit of a cache in bytes: replies of ``/v1/agent`` carry the pictures that the policy saw."""
+"""Size limit of a cache: replies of ``/v1/agent`` carry the pictures that the policy saw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class CachedReply:
 
 
 class ReplyCache:
-    """A least-recently-used cache of at most ``entries`` replies and ``max_bytes``, each for ``ttl_s`` seconds.
+    """A least-recently-used cache of at most ``entries`` replies and ``max_bytes``, each for ``ttl_s``
+    seconds.
 
-    Replies are stored as bytes: their size is known, and no caller can change another caller's reply.
+    Stores replies as bytes, so that their size is known and no caller can change another caller's reply.
     """
 
     def __init__(self, entries: int, ttl_s: float, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic):
@@ -48,7 +49,7 @@ class ReplyCache:
         return result
 
     def put(self, key: str, reply: dict[str, Any], version: int, experience_id: str | None) -> None:
-        """Cache ``reply`` and evict the least recently used to make room. A reply above ``max_bytes`` is not cached."""
+        """Cache ``reply`` and evict the least recently used. A reply above ``max_bytes`` is not cached."""
         body = json.dumps(reply).encode()
         if not self.entries or len(body) > self.max_bytes:
             return
@@ -59,16 +60,15 @@ class ReplyCache:
             self.drop(next(iter(self.replies)))
 
     def drop(self, key: str) -> None:
-        """Remove the reply under ``key``, if any."""
         if (old := self.replies.pop(key, None)) is not None:
             self.bytes -= len(old.body)
 
     def forget(self, experience_ids: set[str]) -> None:
-        """Remove the replies of deleted experiences."""
         for key in [key for key, reply in self.replies.items() if reply.experience_id in experience_ids]:
             self.drop(key)
 
 
 def key_of(parts: dict[str, Any]) -> str:
-    """SHA-256 over everything that determines a reply, except the policy version, which is compared on retrieval."""
+    """SHA-256 of everything that determines a reply, except the policy version, which is compared on
+    retrieval."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -15,17 +15,17 @@ from pixelis.telemetry.metrics import count, observe, publish
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT = 10_000
-"""Answers that ``health`` looks back on at most."""
+"""Answers that ``health`` looks back on."""
 MIN_SEARCHES = 10
-"""Fewest searches for a failure rate: the first search after a start is often late."""
+"""Fewest searches for a failure rate: the first one after a start is often late."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Counters(Collector):
-    """Requests by route and status, their durations, and values that are read at each scrape.
+    """Requests by route and status, their durations, and the values of ``read`` at each scrape.
 
-    ``read`` returns those values: gauges if named in ``GAUGES``, otherwise counters. Every metric is labelled with the replica,
-    because a scrape of the service's address reaches any replica.
+    Those are gauges if named in ``GAUGES``, otherwise counters. Every metric is labelled with the replica,
+    because a scrape of the service's address reaches any of them.
     """
 
     GAUGES: Mapping[str, str] = {
@@ -63,7 +63,8 @@ class Counters(Collector):
         self.recent.append((time.monotonic(), seconds, searched, partial))
 
     def health(self, span_s: float = 60.0) -> dict[str, float]:
-        """``p99_latency`` (nearest rank) and ``faiss_failure_rate`` (share of partial searches) of the last ``span_s`` seconds.
+        """``p99_latency`` (nearest rank) and ``faiss_failure_rate`` (share of partial searches) of the last
+        ``span_s`` seconds.
 
         Without answers there is no latency, and with fewer than ``MIN_SEARCHES`` searches no rate.
         """
@@ -75,7 +76,7 @@ class Counters(Collector):
         return metrics | ({"faiss_failure_rate": sum(searches) / len(searches)} if len(searches) >= MIN_SEARCHES else {})
 
     def collect(self) -> Iterable[Metric]:
-        """The values of ``read``, as prometheus_client's registry collects them."""
+        """The values of ``read``; called by prometheus_client's registry."""
         for name, value in self.read().items():
             metric: Metric
             if name in self.GAUGES:
@@ -86,11 +87,10 @@ class Counters(Collector):
             yield metric
 
     def publish(self) -> None:
-        """Publish the gauges of this replica as Ray metrics, which Prometheus finds on every node."""
+        """Publish the gauges of this replica as Ray metrics."""
         values = self.read()
         published = {f"gateway/{name}": values[name] for name in ("inside", "policy_version") if name in values}
         publish(published, {"replica": self.replica})
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

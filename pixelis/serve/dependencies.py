@@ -1,7 +1,7 @@
 """FastAPI dependencies: shared state, authentication, rate limit, admission, and bodies read under a cap.
 
-FastAPI would read and parse a declared body before any dependency runs. Bodies are therefore read by a dependency, ``JsonBody``,
-after those that refuse a request; ``openapi`` adds their schemas to the API's description.
+FastAPI would read and parse a declared body before any dependency runs. ``JsonBody`` reads it after those
+that refuse a request; ``openapi`` adds its schema to the API's description.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Path, Request
 from fastapi.openapi.utils import get_openapi
@@ -34,7 +35,6 @@ EntityId = Annotated[str, Path(pattern=ID)]
 
 
 async def get_state(request: Request) -> GatewayState:
-    """The gateway's shared state."""
     return request.app.state.gateway
 
 
@@ -43,7 +43,8 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(
 
 
 async def authorise(state: State, request: Request, credentials: Credentials) -> Caller:
-    """The caller, whose label the log names. Raises ApiError 401 without a valid API key, if one is required."""
+    """The caller, whose label the log names. Raises ApiError 401 without a valid API key, if one is
+    required."""
     caller = state.access.authorise(credentials.credentials if credentials is not None else "")
     request.scope["pixelis.caller"] = caller.label
     return caller
@@ -59,7 +60,6 @@ class Scoped:
         self.scopes = scopes
 
     async def __call__(self, caller: Sender) -> None:
-        """Check the caller's scopes."""
         if not caller.scopes.intersection(self.scopes):
             message = f"{caller.label} lacks the scope {' or '.join(self.scopes)}"
             raise ApiError(403, message, "missing_scope")
@@ -67,16 +67,31 @@ class Scoped:
 
 async def require_writable(state: State) -> None:
     """Raises ApiError 403 if the service is read-only."""
-    state.access.require_writable()
+    if state.config.serve.read_only:
+        raise ApiError(403, "this service is read-only: it stores and changes nothing", "read_only")
 
 
-async def require_json(state: State, request: Request) -> None:
-    """Raises ApiError 415 for a content type other than JSON."""
-    state.access.require_json(request)
+async def require_json(request: Request) -> None:
+    """Raises ApiError 415 for another content type. Browsers post forms and text of other sites, but not JSON."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise ApiError(415, "the content type must be application/json", "content_type")
+
+
+async def require_own_origin(request: Request) -> None:
+    """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post forms."""
+    origin = request.headers.get("origin")
+    try:
+        own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    except ValueError:  # no URL: half of an IPv6 address
+        own = False
+    if not own:
+        raise ApiError(403, "forms of other sites are not accepted", "origin_not_allowed")
 
 
 async def limit_rate(state: State, request: Request) -> None:
-    """Count the request against the rate of its client. Raises ApiError 429 above the rate; the reply's headers report it."""
+    """Count the request against the rate of its client. Raises ApiError 429 above the rate; the reply's
+    headers report it."""
     allowance = state.rates.take(state.access.client_id(request))
     if allowance is None:
         return
@@ -87,18 +102,19 @@ async def limit_rate(state: State, request: Request) -> None:
 
 
 async def require_room(state: State) -> None:
-    """Raises Overloaded if so many requests are inside that another one would be refused after its body has arrived."""
+    """Raises Overloaded if another request would be refused after its body has arrived."""
     state.admission.require_room()
 
 
 async def admit(state: State) -> AsyncIterator[None]:
-    """Count the request as inside until its reply, or its stream, has been sent. Raises Overloaded if too many are."""
+    """Count the request as inside until its reply or stream has been sent. Raises Overloaded if too many
+    are."""
     with state.admission.enter():
         yield
 
 
 Admitted = Annotated[None, Depends(admit)]
-"""Comes after the body in a route's signature: a body that arrives slowly keeps nobody out."""
+"""Comes after the body in a route's signature, so that a body that arrives slowly keeps nobody out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +126,6 @@ class Timing:
 
 
 async def get_timing(state: State) -> Timing:
-    """The request's arrival and its deadline, ``serve.timeout_s`` later."""
     return Timing(time.monotonic(), asyncio.get_running_loop().time() + state.config.serve.timeout_s)
 
 
@@ -118,7 +133,8 @@ RequestTiming = Annotated[Timing, Depends(get_timing)]
 
 
 class JsonBody(Generic[Model]):
-    """A dependency: the body as ``model``, read under a cap in bytes and seconds. An empty body counts as ``{}``.
+    """A dependency: the body as ``model``, read under a cap in bytes and seconds. An empty body counts as
+    ``{}``.
 
     Raises ApiError 413, 408, or 400 for a body that is not a ``model``.
     """
@@ -127,7 +143,6 @@ class JsonBody(Generic[Model]):
         self.model = model
 
     async def __call__(self, state: State, request: Request) -> Model:
-        """Read and validate the body."""
         deadline = asyncio.get_running_loop().time() + ACTOR_TIMEOUT_S
         return parse_body(self.model, await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}")
 
@@ -136,25 +151,22 @@ class QuestionBody(JsonBody[Model]):
     """A JsonBody with pictures: capped by ``serve.max_body_bytes`` and the request's deadline."""
 
     async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
-        """Read and validate the body."""
         s = state.config.serve
         return parse_body(self.model, await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s))
 
 
 async def read_upload(state: State, request: Request, timing: RequestTiming) -> dict[str, FormField]:
-    """The form of an upload, capped like a question's body. Raises ApiError 403 for a form of another site, 415, 400."""
-    state.access.require_own_origin(request)
+    """The form of an upload, capped like a question. Raises ApiError 403 for a form of another site, 415,
+    400."""
+    await require_own_origin(request)
     s = state.config.serve
     body = await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)
     return await asyncio.to_thread(read_form, request.headers.get("content-type", ""), body)
 
 
 async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
-    """The body.
-
-    Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's time) or when it arrives more
-    slowly than ``serve.min_upload_bytes_per_s``, and Overloaded for too many bodies at once.
-    """
+    """The body. Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's
+    time) or below ``serve.min_upload_bytes_per_s``, and Overloaded for too many bodies at once."""
     too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
     content_length = request.headers.get("content-length", "")
     if content_length.isdigit() and int(content_length) > max_bytes:

@@ -1,4 +1,5 @@
-"""Uploaded pictures and clips, by key, on disk: all gateways that share ``run.dir`` see them, also after a restart.
+"""Uploaded pictures and clips by key, on disk: all gateways that share ``run.dir`` see them, also after a
+restart.
 
 A file is one line of JSON, then its content. A lock of its key's folder makes the quota exact.
 """
@@ -45,15 +46,17 @@ Files = list[StoredFile]
 
 
 class FileStore:
-    """The files of all keys below ``run_dir``. ``key`` is the name of a key, empty for the key of the environment."""
+    """The files of all keys below ``run_dir``. ``key`` is the name of a key, empty for the key of the
+    environment."""
 
     def __init__(self, run_dir: str | Path, config: FilesConfig, clock: Callable[[], float] = time.time):
         self.root, self.config, self.clock = Path(run_dir) / FOLDER, config, clock
 
     def add(self, key: str, content: bytes, filename: str, purpose: Purpose, ttl_s: float | None = None) -> StoredFile:
-        """Store a file, which is on disk when this returns. ``ttl_s``: shorter lifetime than the configured one.
+        """Store a file, which is on disk when this returns. ``ttl_s``: shorter lifetime than the configured
+        one.
 
-        Raises BadInput ``file_quota_exceeded``, and InfraFailure with the code of the disk's refusal.
+        Raises BadInput ``file_quota_exceeded``, and InfraFailure with the code of the disk's failure.
         """
         now = self.clock()
         file = StoredFile(
@@ -69,22 +72,29 @@ class FileStore:
         with disk_failures(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(folder / ".lock"):
-                self._check_quota(self._list(folder), len(content))
+                files, c = self._list(folder), self.config
+                used = sum(stored.bytes for stored in files)
+                if len(files) >= c.max_files or used + len(content) > c.max_bytes:
+                    problem = (
+                        f"this key has {len(files)} files of {used} bytes; {c.max_files} of {c.max_bytes} are allowed"
+                    )
+                    raise BadInput(problem, code="file_quota_exceeded", fix="delete files that are no longer needed")
                 with replacing(folder / file.id, permissions=0o600) as out:
                     out.write(file.model_dump_json().encode() + b"\n" + content)
         return file
 
     def list(self, key: str) -> Files:
-        """The files of a key that have not expired, oldest first. Removes those that have."""
+        """The files of a key that have not expired, oldest first. Removes expired ones."""
         return self._list(self._folder(key))
 
     def sweep(self) -> None:
-        """Remove the expired files of all keys: a key that sends no further request has them removed too. Raises OSError."""
+        """Remove the expired files of all keys, also of those that send no more requests. Raises OSError."""
         for folder in self.root.glob("*/"):
             self._list(folder)
 
     def get(self, key: str, id: str) -> StoredFile:
-        """A file of a key. Raises BadInput ``file_not_found``, also for files of other keys and expired ones."""
+        """A file of a key. Raises BadInput ``file_not_found``, also for files of other keys and expired
+        ones."""
         return self._open(key, id, False)[0]
 
     def read(self, key: str, id: str) -> tuple[StoredFile, bytes]:
@@ -92,7 +102,6 @@ class FileStore:
         return self._open(key, id, True)
 
     def delete(self, key: str, id: str) -> None:
-        """Remove a file. Raises BadInput ``file_not_found``."""
         self.get(key, id)
         folder = self._folder(key)
         with disk_failures(folder):
@@ -101,16 +110,6 @@ class FileStore:
 
     def _folder(self, key: str) -> Path:
         return self.root / (key or NAMELESS)
-
-    def _check_quota(self, files: Files, size: int) -> None:
-        c = self.config
-        if len(files) >= c.max_files:
-            problem = f"this key has {len(files)} files, as many as are allowed"
-        elif (used := sum(file.bytes for file in files)) + size > c.max_bytes:
-            problem = f"this key's files have {used} bytes; with these {size} they would exceed {c.max_bytes}"
-        else:
-            return
-        raise BadInput(problem, code="file_quota_exceeded", fix="delete files that are no longer needed")
 
     def _list(self, folder: Path) -> Files:
         files, now = Files(), self.clock()
@@ -137,7 +136,7 @@ class FileStore:
 
 
 def _read(path: Path, content: bool) -> tuple[StoredFile | None, bytes]:
-    """A file and, if wanted, its content; None for what is no file of the store, or damaged."""
+    """A file and, if requested, its content; None if it is damaged or not a file of the store."""
     if re.match(FILE_ID, path.name) is None:
         return None, b""
     with open(path, "rb") as stored:

@@ -1,7 +1,7 @@
 """The HTTP gateway on Ray Serve. It holds no model.
 
-A question passes: host, key, content type, room, its client's rate, the body under its cap, validation, picture caps before
-decoding, a slot, the agent, the reply. Every failure is an OpenAI error without internals.
+A question passes these checks: host, key, content type, room, rate of its client, size and validity of the
+body, size of pictures before decoding, a slot. Every failure is an OpenAI error without internals.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 20.0
 PUBLISH_S = 5.0
 SWEEP_S = 3600.0
-"""Seconds between two searches for uploaded files that have expired."""
+"""Seconds between two searches for expired uploads."""
 SYSTEM = "System"
 """Name of the deployment whose method ``backends`` names the actors."""
 
@@ -91,7 +91,6 @@ async def _publish(state: GatewayState) -> None:
 
 
 async def _sweep_files(state: GatewayState) -> None:
-    """Remove uploaded files that have expired, at once and every SWEEP_S."""
     while True:
         try:
             await asyncio.to_thread(state.files.sweep)
@@ -115,7 +114,7 @@ async def _follow_generators(state: GatewayState) -> None:
 
 
 async def _report_health(state: GatewayState) -> None:
-    """Send Evolution, which watches over the thresholds, the metrics that only a gateway can measure."""
+    """Send Evolution the metrics that only a gateway can measure."""
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()
@@ -132,7 +131,8 @@ async def _report_health(state: GatewayState) -> None:
 class Gateway:
     """The Serve deployment: one agent and its routes in a replica.
 
-    ``backends`` names the actors, or is a deployment whose method ``backends`` does, or the name of the application that has it.
+    ``backends`` names the actors, or is a deployment with a method ``backends`` that does, or the application
+    that has it.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it

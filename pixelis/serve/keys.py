@@ -24,11 +24,12 @@ from pixelis.records import Record
 FILE = "keys.json"
 Scope = Literal["ask", "feedback", "steer", "read", "users"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""ask questions; give feedback; steer: promote, roll back, pause, review; read everybody's experiences and the status; users: the
-`user` of a request names one of several callers, each with an own share of updates."""
+"""ask questions; give feedback; steer: promote, roll back, pause, review; read everybody's experiences and
+the status; users: the `user` of a request names one of several callers, each with its own share of updates.
+"""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 CHECK_S = 0.5
-"""Age at which a gateway looks again whether the file has changed."""
+"""Age at which a gateway checks the file for changes again."""
 
 
 class ApiKey(Record):
@@ -43,7 +44,8 @@ class ApiKey(Record):
 
 
 class Caller(Record):
-    """Who sends a request: ``name`` is empty for the key of the environment and for a caller of a service without keys."""
+    """The sender of a request: ``name`` is empty for the key of the environment and in a service without
+    keys."""
 
     name: str = ""
     label: str = "loopback"
@@ -51,33 +53,31 @@ class Caller(Record):
 
     @property
     def space(self) -> str:
-        """What the stored users of this key begin with."""
+        """Prefix of the stored users of this key."""
         return f"{pseudonym(self.name)}." if self.name else ""
 
     def owner(self, user: str | None) -> str | None:
-        """The pseudonym stored with an experience that this caller's ``user`` asked for."""
+        """The pseudonym stored with experiences of this caller's ``user``."""
         return self.space + (pseudonym(user) if user else "") or None
 
     def voter(self, user: str | None) -> str:
-        """The pseudonym whose share of an update is capped: the key, or with the scope `users` each of its users."""
+        """The pseudonym whose share of an update is capped: the key, or with the scope `users` each of its
+        users."""
         return (self.owner(user) or "") if "users" in self.scopes else self.space
 
     def may_see(self, owner: str | None) -> bool:
-        """Whether an experience with this owner is this caller's or may be read by it."""
         return "read" in self.scopes or self.owns(owner)
 
     def owns(self, owner: str | None) -> bool:
-        """Whether an experience with this owner is this caller's."""
         return (owner or "").startswith(self.space) if self.name else "." not in (owner or "")
 
 
 def digest(key: str) -> bytes:
-    """SHA-256 of an API key: enough to compare, useless to a reader of an actor's arguments."""
+    """SHA-256 of an API key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def key_file(config: Config) -> Path:
-    """The file of a service's keys."""
     return Path(config.serve.keys or Path(config.run.dir) / FILE)
 
 
@@ -120,7 +120,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Refuse the key from now on. Raises BadConfig when no such key is valid."""
+        """Refuse the key from now on. Raises BadConfig if no such key is valid."""
         with locked(self.lock):
             keys = self.entries()
             if not any(k.name == name and k.revoked_at is None for k in keys):
@@ -136,9 +136,11 @@ class KeyFile:
 
 
 class Keys:
-    """The keys that a gateway accepts: one of the environment, with all scopes, and those of a file, which is followed.
+    """The keys that a gateway accepts: that of the environment, with all scopes, and those of a file, which
+    it follows.
 
-    ``environment`` is the digest of the former; None without one, b"" if a key is required all the same. ``variable`` names it.
+    ``environment`` is the digest of the former; None without one, b"" if a key is required all the same.
+    ``variable`` names it.
     """
 
     def __init__(self, path: Path, environment: bytes | None, variable: str):
@@ -150,12 +152,12 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a key is required: there is one in the environment, or the file has or had one."""
+        """Whether a key is required: the environment has one, or the file has or had one."""
         self._follow()
         return self._strict
 
     def caller(self, presented: bytes) -> Caller | None:
-        """The caller who presented a key of this digest; None for an unknown or revoked key."""
+        """The caller with the key of this digest; None for an unknown or revoked key."""
         self._follow()
         if not self._strict:
             return Caller()
@@ -166,7 +168,8 @@ class Keys:
         return self._callers.get(presented)
 
     def _follow(self, age_s: float = CHECK_S) -> None:
-        """Read the file if it has changed and was checked ``age_s`` ago. A damaged or vanished file leaves no key of it valid."""
+        """Read the file again if it has changed since ``age_s`` ago. A damaged or missing file leaves none of
+        its keys valid."""
         if time.monotonic() - self._checked < age_s:
             return
         self._checked = time.monotonic()

@@ -16,32 +16,27 @@ from pixelis.errors import Overloaded
 
 MAX_RETRY_AFTER_S = 60.0
 BURST, BURST_S = 4, 10.0
-"""Without `serve.max_queue`, so many times as many requests may wait in the first seconds of an overload.
+"""Without `serve.max_queue`, this many times as many requests may wait in the first seconds of an overload.
 
-Another gateway that died, or a learner that starts, then costs callers time, but no refusal.
+A gateway that died, or a learner that starts, then costs callers time, but no refusal.
 """
 AGE_S = 1.0
-"""Seconds of waiting that make up for one unit of priority."""
+"""Each unit of priority equals this many seconds of waiting."""
 MAX_CLIENTS = 10_000
 """Clients tracked at once; the one idle for longest is dropped first."""
 
 
 def running_limit(config: Config, generators: int | None = None) -> int:
-    """Requests of a replica that the generators can decode at once: its share of the engines' sequences by the samples of each.
-
-    generators: their number, default `engine.workers`.
-    """
+    """Requests of a replica that the generators (default `engine.workers`) can decode at once."""
     requests = (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples
     return max(1, -(-requests // (config.serve.replicas or 1)))
 
 
 def waiting_limit(config: Config, generators: int | None = None) -> int:
-    """Requests that may wait behind the running ones."""
     return config.serve.max_queue or running_limit(config, generators)
 
 
 def burst_limit(config: Config, generators: int | None = None) -> int:
-    """Requests that may wait in the first BURST_S seconds of an overload."""
     return config.serve.max_queue or BURST * running_limit(config, generators)
 
 
@@ -55,11 +50,13 @@ class Waiter:
 
 
 class Admission:
-    """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are refused at once.
+    """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are
+    refused at once.
 
-    In the first BURST_S seconds of an overload, which ends when nobody waits any more, ``burst`` may wait. Where slots are short,
-    a lower priority goes first, but a unit of it is worth no more than AGE_S seconds of waiting. Where places are short, those
-    that wait with a priority above ``live`` make room, all but the next one of them, so that some of them are always answered.
+    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. A lower
+    priority goes first, but each unit of it equals AGE_S seconds of waiting. Where places are short, waiting
+    requests with a priority above ``live`` make room, all but the next of them, so that some of them are
+    always answered.
     """
 
     def __init__(
@@ -78,7 +75,7 @@ class Admission:
         self.mean_s = 1.0
 
     def require_room(self) -> None:
-        """Raises Overloaded with the expected waiting time if no further request may enter, even before those of others."""
+        """Raises Overloaded with the expected waiting time if no further request may enter."""
         if self.inside < self.running + self.waiting:
             return
         now = self.clock()
@@ -90,7 +87,7 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Count a request as inside. Raises Overloaded with the expected waiting time."""
+        """Count a request as inside. Raises Overloaded."""
         self.require_room()
         self.inside += 1
         try:
@@ -108,7 +105,8 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self, priority: int) -> AsyncIterator[None]:
-        """Wait for a free slot. Its duration updates the expected waiting time. Raises Overloaded if others take its place."""
+        """Wait for a free slot. Its duration updates the expected waiting time. Raises Overloaded if others
+        take its place."""
         await self._acquire(priority)
         started = time.monotonic()
         try:
@@ -140,7 +138,6 @@ class Admission:
             raise
 
     def _admit(self) -> None:
-        """Give the free slots to those who are next."""
         while self.free > 0 and self.queue:
             waiter = min(self.queue, key=lambda waiter: waiter.rank)
             self.queue.remove(waiter)
@@ -152,7 +149,7 @@ class Admission:
         return self.clock() + AGE_S * priority
 
     def _displaceable(self, rank: float) -> list[Waiter]:
-        """Those who make room for a request of this rank, the last one first at the end."""
+        """Waiting requests that make room for one of this rank; the last goes first."""
         behind = sorted((waiter for waiter in self.queue if waiter.priority > self.live), key=lambda waiter: waiter.rank)
         return [waiter for waiter in behind[1:] if waiter.rank > rank]
 
@@ -163,7 +160,8 @@ class Admission:
 
 
 class Uploads:
-    """Bodies that are arriving: at most ``per_client`` of a client at once, and ``max_bytes`` of all together."""
+    """Bodies that are arriving: at most ``per_client`` of a client at once, and ``max_bytes`` of all
+    together."""
 
     def __init__(self, per_client: int, max_bytes: int):
         self.per_client, self.max_bytes = per_client, max_bytes
@@ -171,7 +169,8 @@ class Uploads:
 
     @contextlib.contextmanager
     def enter(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Count a body of ``client`` as arriving. The result counts bytes of it as received. Both raise Overloaded."""
+        """Count a body of ``client`` as arriving. The result counts bytes as received. Both raise
+        Overloaded."""
         if self.clients[client] >= self.per_client:
             message = f"this client is sending {self.per_client} bodies already: wait until they have arrived"
             raise Overloaded(message, retry_after_s=1.0)
@@ -195,7 +194,8 @@ class Uploads:
 
 
 class ByteBudget:
-    """At most ``limit`` bytes in use at once, first come first served; when as many again are waited for, further are refused."""
+    """At most ``limit`` bytes in use at once, first come first served; as many may be waited for, more are
+    refused."""
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
@@ -239,7 +239,7 @@ class ByteBudget:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A client's remaining rate: ``limit`` and ``remaining`` of its tightest window, and seconds until that is empty.
+    """Remaining rate of a client: limit and rest of its tightest window, and seconds until that is empty.
 
     ``retry_after_s`` is None if the request was accepted.
     """
@@ -259,10 +259,9 @@ class Allowance:
 
 
 class RateLimits:
-    """Sliding windows: a client may send so many requests in any minute and hour; 0 is no limit.
+    """Sliding windows: the most requests of a client in any minute and hour; 0 is no limit.
 
-    The windows are exact, from the times of accepted requests. Refused requests do not count, so a client that keeps trying is
-    accepted again.
+    The windows are exact, from the times of accepted requests. Refused requests do not count.
     """
 
     def __init__(
@@ -278,7 +277,8 @@ class RateLimits:
         self.refused = 0
 
     def take(self, client: str) -> Allowance | None:
-        """Count a request of ``client`` unless it is refused, and return the remaining rate; None without limits."""
+        """Count a request of ``client`` unless it is refused, and return the remaining rate; None without
+        limits."""
         if not self.windows:
             return None
         now = self.clock()

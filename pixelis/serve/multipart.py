@@ -1,4 +1,4 @@
-"""Forms of type ``multipart/form-data`` (RFC 7578) that are in memory already, under a cap of their body."""
+"""Parses forms of type ``multipart/form-data`` (RFC 7578) that are in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_FIELDS = 16
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form; ``filename`` is None for one that is no file."""
+    """A field of a form; ``filename`` is None unless it is a file."""
 
     name: str
     filename: str | None
     content: bytes
 
     def text(self) -> str:
-        """The content as text. Raises ApiError 400 if it is none."""
+        """The content as text. Raises ApiError 400 if it is not UTF-8."""
         try:
             return self.content.decode()
         except UnicodeDecodeError:
@@ -29,7 +29,8 @@ class FormField:
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, FormField]:
-    """The fields by name. Raises ApiError 415 for another content type, 400 for a damaged form or too many fields."""
+    """The fields by name. Raises ApiError 415 for another content type, 400 for a damaged form or too many
+    fields."""
     kind, options = parse_options_header(content_type[:1000].encode("latin-1", "replace"))
     if kind != b"multipart/form-data":
         raise ApiError(415, "the content type must be multipart/form-data", "content_type")

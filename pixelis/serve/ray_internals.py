@@ -6,9 +6,11 @@ from ray.serve._private import replica
 
 
 def bind_calls_to_loopback() -> None:
-    """Bind the gRPC server of this replica, which takes calls between deployments, to loopback. Call it in ``__init__``.
+    """Bind the gRPC server of this replica, which takes calls between deployments, to loopback. Call it in
+    ``__init__``.
 
-    Serve binds it to all interfaces when the replica is initialised, has no setting for the address, and unpickles what arrives.
+    Serve binds it to all interfaces when the replica is initialised, has no setting for the address, and
+    unpickles what arrives.
     """
     bind = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", "127.0.0.1"))

@@ -1,4 +1,5 @@
-"""Answers the question routes: a cached reply or the agent's, as JSON or as a stream, before the request's deadline."""
+"""Answers the question routes: a cached reply or the agent's, as JSON or as a stream, before the request's
+deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CACHE_CHECK_S = 1.0
 async def signed(
     state: GatewayState, format: Callable[..., ReplyFormat], body: Any, started: float, caller: Caller
 ) -> ReplyFormat:
-    """The reply format of a request, whose query, and hence cache key, names the key that sent it, with that key's files."""
+    """The reply format of a request, with the files of the key that sent it; its query, and so its cache key,
+    names that key."""
     user = body.user
     body.user = caller.owner(user)
     if ids := set(body.file_ids()):
@@ -45,7 +47,7 @@ async def signed(
 
 
 def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, str]:
-    """The data URLs of files of the caller. Together they may be as large as those that come with a request."""
+    """The data URLs of the caller's files. Together they may be as large as a body."""
     limit = state.config.serve.max_body_bytes
     if sum(state.files.get(caller.name, id).bytes for id in ids) > limit:
         raise ApiError(413, f"the files of the request have more than {limit} bytes", "body_too_large")
@@ -57,19 +59,19 @@ def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, 
 
 
 def shown_to(caller: Caller, answer: Answer) -> Answer:
-    """The answer as its caller may see it: of another key's experiences, only how they weighed for the verdict."""
+    """The answer as its caller may see it: of another key's experiences, only their weight in the verdict."""
     hidden = {n.experience.id for n in answer.neighbours if not caller.may_see(n.experience.user)}
     return dataclasses.replace(answer, verdict=_hide_votes(answer.verdict, hidden)) if hidden else answer
 
 
 def verdict_for(caller: Caller, verdict: Verdict) -> Verdict:
-    """A stored verdict as ``caller`` may see it: it does not say whose experiences voted."""
+    """A stored verdict as ``caller`` may see it: without the ids of other experiences."""
     votes = verdict.votes if "read" not in caller.scopes else []
     return _hide_votes(verdict, {vote.id for vote in votes if vote.source == "neighbour"})
 
 
 def _hide_votes(verdict: Verdict, hidden: set[str]) -> Verdict:
-    """The verdict without the ids and answers of the votes with these ids, and what would spell them out."""
+    """The verdict without the ids and answers of these votes, and without what would reveal them."""
     if not hidden:
         return verdict
     votes = [vote.model_copy(update={"id": "", "answer": None}) if vote.id in hidden else vote for vote in verdict.votes]
@@ -130,14 +132,12 @@ async def _stream(
 
 
 async def _stream_cached(reply_format: ReplyFormat, reply: dict[str, Any]) -> AsyncGenerator[str, None]:
-    """The stream of a cached reply, without turns."""
     yield reply_format.stream_start()
     for text in reply_format.stream_end(reply):
         yield text
 
 
 async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answer) -> dict[str, Any]:
-    """Count the answer, build its reply and cache it."""
     partial = answer.verdict.partial
     state.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
     reply = await reply_format.reply(state.agent, shown_to(reply_format.caller, answer))
@@ -149,9 +149,10 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
 
 
 async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[str, Any] | None:
-    """The cached reply, if every generator serves the version that produced it and its experience is still stored.
+    """The cached reply, if every generator serves the version that produced it and its experience is still
+    stored.
 
-    The experience may have been deleted through another replica.
+    It may have been deleted through another replica.
     """
     cached = None if reply_format.cache_key is None else state.cache.get(reply_format.cache_key)
     if cached is None:

@@ -30,34 +30,25 @@ UNFULFILLED = ("response_format_failed",)
 
 def add_exception_handlers(app: FastAPI) -> None:
     """Answer every failure with an OpenAI error. ``Shield`` answers unexpected exceptions."""
-    for kind in (ApiError, PixelisError, RayError):
+    for kind in (ApiError, PixelisError, RayError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _error_response)
-    app.add_exception_handler(RequestValidationError, _validation_error_response)
-    app.add_exception_handler(HTTPException, _http_error_response)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
-    return api_error(error).response()
-
-
-async def _validation_error_response(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return validation_error(error.errors()).response()
-
-
-async def _http_error_response(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router."""
-    assert isinstance(error, HTTPException)
-    reason = {404: "no such route", 405: "this route does not accept the method"}.get(
-        error.status_code, "the request was refused"
-    )
+    if isinstance(error, RequestValidationError):
+        return validation_error(error.errors()).response()
+    if not isinstance(error, HTTPException):
+        return api_error(error).response()
+    # 404 and 405 of the router.
+    reasons = {404: "no such route", 405: "this route does not accept the method"}
+    message = f"{reasons.get(error.status_code, 'the request was refused')}: {request.method} {request.url.path[:200]}"
     code = "not_found" if error.status_code == 404 else "bad_request"
-    message = f"{reason}: {request.method} {request.url.path[:200]}"
     return ApiError(error.status_code, message, code, extra_headers=dict(error.headers or {})).response()
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The failure as the caller may see it. Failures that are not the caller's fault are logged and described in general."""
+    """The failure as the caller may see it. Failures that are not the caller's fault are logged and described
+    in general."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RayTaskError):
@@ -84,9 +75,9 @@ def api_error(error: BaseException) -> ApiError:
 class EventStream(StreamingResponse):
     """Server-sent events.
 
-    When the stream ends, by its last event, because the caller disconnects, or because it has not read all LAST_S seconds after
-    ``deadline`` (time of the event loop), ``events`` is closed, and then ``resources``, which a generator that never began would
-    not release.
+    When the stream ends, by its last event, a disconnect, or LAST_S seconds after ``deadline`` (time of the
+    event loop), ``events`` is closed, and then ``resources``, which a generator that never began would not
+    release.
     """
 
     def __init__(self, events: AsyncGenerator[str, None], deadline: float, resources: AsyncExitStack | None = None):
@@ -95,7 +86,6 @@ class EventStream(StreamingResponse):
         self.events, self.deadline, self.resources = events, deadline, resources or AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         async with self.resources, aclosing(self.events):
             # A caller that stops reading would hold the stream, and its slot, at the event that it does not take.
             with suppress(TimeoutError):
@@ -104,9 +94,11 @@ class EventStream(StreamingResponse):
 
 
 async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The items of ``source``, which is closed at the end. Raises TimeoutError at ``deadline`` (time of the event loop).
+    """The items of ``source``, which is closed at the end. Raises TimeoutError at ``deadline`` (time of the
+    event loop).
 
-    The timeout applies only while an item is awaited. A timeout around the whole generator could also cancel its consumer.
+    The timeout applies only while an item is awaited: around the whole generator it could also cancel its
+    consumer.
     """
     try:
         while True:

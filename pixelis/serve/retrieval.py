@@ -31,8 +31,8 @@ Search = asyncio.Task[tuple[Question, SearchResult]]
 class Lookup:
     """A search in progress. ``wait`` sets its results.
 
-    ``vector`` is the question's, stored with the experience. ``stored_question`` is the question redacted like the stored ones.
-    ``partial``: some memory shards did not answer in time.
+    ``vector`` is the question's, stored with the experience. ``stored_question`` is redacted like stored
+    questions. ``partial``: some memory shards did not answer in time.
     """
 
     def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: Search | None, until: float):
@@ -59,7 +59,7 @@ class Retrieval:
 
     def __init__(self, config: Config, backends: Backends, counts: Counter[str]):
         self.config, self.backends, self.counts = config, backends, counts
-        self.embedder: ActorHandle | None = None
+        self.embedder: Any = None
         self.memory: Memory | None = None
         if backends.memory and config.memory.enabled:
             self.memory = Memory(backends.memory, backends.namespace, config.memory)
@@ -70,13 +70,13 @@ class Retrieval:
         return self.memory is not None and not self.config.serve.read_only
 
     async def ready(self) -> None:
-        """Call the memory and the Embedder once: the first call takes the longest."""
         if self.memory is not None and self.backends.embedder is not None:
             question = Question(id=new_id("q"), question="?", task="serve", split="serve")
             await asyncio.gather(self._vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
 
     async def cold(self) -> bool:
-        """Whether the memory holds fewer than ``evolution.cold_start`` experiences. False without memory or evolution."""
+        """Whether the memory holds fewer than ``evolution.cold_start`` experiences. False without memory or
+        evolution."""
         threshold = self.config.evolution.cold_start
         if not (threshold and self.writes and self.config.evolution.enabled):
             return False
@@ -90,10 +90,11 @@ class Retrieval:
 
     @contextmanager
     def lookup(self, question: Question, views: Sequence[np.ndarray], search: bool, store: bool) -> Iterator[Lookup]:
-        """Start to embed the question with the ``views`` of its pictures, and to search the memory if ``search``.
+        """Start to embed the question with the ``views`` of its pictures, and to search the memory if
+        ``search``.
 
-        Leaving the context cancels the search, but not the vector, which is needed to store the experience. Without ``store``
-        nothing is written, not even that a search took place.
+        Leaving the context cancels the search, but not the vector, which the experience needs. Without
+        ``store`` nothing is written, not even that a search took place.
         """
         k = self.config.evolution.neighbours.k
         search = search and k > 0 and self.memory is not None and self.config.evolution.enabled
@@ -113,7 +114,8 @@ class Retrieval:
     async def find(
         self, question: Question, views: Sequence[np.ndarray], k: int, user: str | None, timeout_s: float
     ) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, with the words of a question that are most similar to it.
+        """The ``k`` experiences of ``user``, or of all, with the words of a question that are most similar to
+        it.
 
         Writes nothing. Raises InfraFailure without a memory or an Embedder.
         """
@@ -134,22 +136,18 @@ class Retrieval:
         return redacted.model_copy(update={"media": question.media}), result
 
     async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
-        actor = await self._embedder()
-        try:
-            with tracing.span("embed"):
-                return await actor.question_vector.remote(question, views)
-        except RayError:
-            self.embedder = None
-            raise
-
-    async def _embedder(self) -> Any:
         if self.embedder is None:
             name = self.backends.embedder or ""
             try:
                 self.embedder = await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
             except ValueError:
                 raise InfraFailure(f"no Embedder named {name} is running") from None
-        return self.embedder
+        try:
+            with tracing.span("embed"):
+                return await self.embedder.question_vector.remote(question, views)
+        except RayError:
+            self.embedder = None
+            raise
 
     def _count_failure(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -26,7 +26,7 @@ MEMORY_CHECK_S = 1.0
 UPLOADS = 16
 """Bodies of the largest size that may be arriving at once."""
 STATUS_TIMEOUT_S = 2.0
-"""Timeout of calls that only inform: without an answer the reply leaves that part out."""
+"""Timeout of calls that only inform; the reply leaves a late part out."""
 
 
 class GatewayState:
@@ -53,7 +53,6 @@ class GatewayState:
 
     @property
     def evolves(self) -> bool:
-        """Whether there is an Evolution actor."""
         return self.agent.backends.evolution is not None
 
     async def generator_health(self, since: float) -> list[dict[str, Any]]:
@@ -70,9 +69,10 @@ class GatewayState:
             return health
 
     async def memory_condition(self) -> tuple[str, int]:
-        """Why the memory stores nothing at present, as ``remembered`` of a reply says it; empty if it stores, or without one.
+        """Why the memory stores nothing, as ``remembered`` of a reply says it, "" if it stores; and its
+        damaged experiences.
 
-        And the number of its damaged experiences. Both are at most MEMORY_CHECK_S old.
+        Both are at most MEMORY_CHECK_S old.
         """
         memory = self.agent.memory
         if memory is None or self.config.serve.read_only:
@@ -84,14 +84,15 @@ class GatewayState:
             return self._condition[1:]
 
     async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
-        """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after ``timeout_s``."""
+        """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after
+        ``timeout_s``."""
         if not self.evolves:
             raise ApiError(404, "this service does not learn: it runs without evolution", "no_evolution")
         actor = await self.agent.evolution_actor()
         return await self.with_timeout(getattr(actor, method).remote(*args, **kwargs), timeout_s)
 
     async def read_evolution(self, method: str, default: T, *args: Any) -> T:
-        """As ``call_evolution``, but return ``default`` without an Evolution actor or an answer from it."""
+        """As ``call_evolution``, but return ``default`` without an answer."""
         if not self.evolves:
             return default
         try:

@@ -41,14 +41,16 @@ class EarlierQuestion(StrictModel):
 
 
 class AgentRequest(StrictModel, NamesFiles):
-    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs or ids of uploaded files, or about none.
+    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs or ids of uploaded files,
+    or about none.
 
     - ``history``: the exchanges before it, each with the pictures that came with its question.
     - ``samples``: number of votes, at most ``serve.samples``.
     - ``operations``: false answers without pixel operations.
-    - ``learn``: false makes no update from this request; ``remember``: false does not store it either, "later" stores it after
-      the reply, which then has no ``experience_id``.
-    - ``priority``: as vLLM's, a lower one is scheduled first; below ``serve.priority`` the key needs the scope ``steer``.
+    - ``learn``: false makes no update from this request; ``remember``: false does not store it either,
+      "later" stores it after the reply, which then has no ``experience_id``.
+    - ``priority``: as vLLM's, a lower one is scheduled first; below ``serve.priority`` the key needs the
+      scope ``steer``.
     - ``stream``: true sends the turns as they happen.
     - ``cache``: true allows a cached reply for a sampled request too; false never uses the cache.
     - ``user``: stored as a pseudonym.
@@ -74,12 +76,10 @@ class AgentRequest(StrictModel, NamesFiles):
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
     def file_ids(self) -> list[str]:
-        """The uploaded files that stand for pictures and clips."""
         fields = [self.image, self.video, *(urls for earlier in self.history for urls in (earlier.image, earlier.video))]
         return [url for urls in fields for url in _listed(urls) if re.match(FILE_ID, url)]
 
     def conversation(self) -> Conversation:
-        """The question with its pictures and the conversation before it."""
         conversation = Conversation(self.question.strip())
         for i, earlier in enumerate(self.history):
             media = conversation.attach(*self._media(earlier, f"history[{i}]."))
@@ -108,8 +108,9 @@ class AgentReply(BaseModel):
     - ``answer``: null if no sample reached one; ``confidence`` is the verdict's.
     - ``trajectory``: the winning sample without token ids and log-probs; ``images[].uri`` are PNG data URLs.
     - ``experience_id``: the experience, which is on disk; null if there is none.
-    - ``remembered``: "yes" with an ``experience_id``; "no" if the request or the service stores nothing, "later" as requested, or
-      why it is not stored: "no space", "read-only", "I/O error", "damaged", "unavailable", "queue full", "error".
+    - ``remembered``: "yes" with an ``experience_id``; "no" if the request or the service stores nothing,
+      "later" as requested, or why it is not stored: "no space", "read-only", "I/O error", "damaged",
+      "unavailable", "queue full", "error".
     - ``cached``: true for an earlier reply; the request made no experience.
     - ``seconds``: since the request arrived.
     """
@@ -131,8 +132,8 @@ class AgentReply(BaseModel):
 class AgentFormat:
     """The ReplyFormat of ``/v1/agent``.
 
-    A stream is an ``event: text`` for each piece of text of the first sample, an ``event: turn`` per turn, then ``event: answer``
-    or ``event: error``.
+    A stream has an ``event: text`` for each piece of text of the first sample, an ``event: turn`` per turn,
+    then ``event: answer`` or ``event: error``.
     """
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
@@ -148,7 +149,6 @@ class AgentFormat:
         self.cache_key = reply_cache_key("/v1/agent", self.query, request.seed, request.cache)
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        """An AgentReply."""
         reply = AgentReply(
             model=self.model,
             answer=answer.verdict.answer,
@@ -163,32 +163,27 @@ class AgentFormat:
         return reply.model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """The cached reply with this request's id and time."""
         return {**reply, "id": new_id("agent"), "cached": True, "seconds": time.monotonic() - self.started}
 
     def stream_start(self) -> str:
-        """A comment, which clients ignore."""
         return ": accepted\n\n"
 
     def stream_text(self, event: TextEvent) -> str:
-        """A piece of text."""
         return sse_event(event.model_dump(mode="json"), "text")
 
     def stream_turn(self, event: TurnEvent) -> str:
-        """A turn."""
         return sse_event(event.model_dump(mode="json"), "turn")
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        """The answer."""
         return [sse_event(reply, "answer")]
 
     def stream_error(self, error: ApiError) -> str:
-        """The error body."""
         return sse_event(error.body(), "error")
 
 
 def without_tokens(trajectory: Trajectory, uris: dict[str, str]) -> Trajectory:
-    """A copy without token ids and log-probs. ``uris`` maps image ids to data URLs; other images get an empty URI."""
+    """A copy without token ids and log-probs. ``uris`` maps image ids to data URLs; other images get an empty
+    URI."""
 
     def with_uris(images: list[ImageView], uris: dict[str, str]) -> list[ImageView]:
         return [image.model_copy(update={"uri": uris.get(image.id, "")}) for image in images]

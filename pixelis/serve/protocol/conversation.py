@@ -1,4 +1,4 @@
-"""What OpenAI's two question routes share: fields that are ignored or refused by name, and messages read as a conversation."""
+"""Shared by OpenAI's two question routes: ignored and refused fields, and messages read as a conversation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class ReadMessage(NamedTuple):
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
-    """Raises ApiError 400 for the first field that is ``unsupported``, or ``unknown`` with a value that means something."""
+    """Raises ApiError 400 for the first field that is ``unsupported``, or ``unknown`` with a value that is
+    not neutral."""
     fields = dict(unsupported)
     for name, value in (unknown or {}).items():
         neutral = value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(name, ())
@@ -56,7 +57,8 @@ def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, An
 
 
 def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
-    """The format ``text`` (None), ``json_object``, or ``json_schema`` with its name and ``schema``. Raises ApiError 400."""
+    """The format ``text`` (None), ``json_object``, or ``json_schema`` with its name and ``schema``. Raises
+    ApiError 400."""
     if kind == "text":
         return None
     if kind == "json_object":
@@ -69,10 +71,10 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
 
 
 def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None) -> Conversation:
-    """The conversation of the messages of ``param``, which continue ``earlier``; its question, if any, was not answered.
+    """The conversation of the messages of ``param``, which continue ``earlier``.
 
-    Messages of one user in a row are one question, also with a reply without an answer in between; system messages precede the
-    first one. Raises ApiError 400 otherwise.
+    Messages of one user in a row are one question, also with a reply without an answer in between; system
+    messages precede the first one. Raises ApiError 400 otherwise.
     """
     conversation = copy.deepcopy(earlier) if earlier is not None else Conversation("")
     texts, media, roles = [conversation.question] if conversation.question else [], conversation.unnamed, list[str]()

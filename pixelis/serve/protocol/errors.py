@@ -1,4 +1,5 @@
-"""The error body of every route, in OpenAI's format, and body validation that reports its first error in that format."""
+"""The error body of every route, in OpenAI's format, and body validation that reports its first error in that
+format."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ErrorResponse(BaseModel):
 
 
 class ApiError(Exception):
-    """A request that cannot be answered: the HTTP status and the fields of an OpenAI error. Never carries internals."""
+    """A request that cannot be answered: the HTTP status and the fields of an OpenAI error. Never carries
+    internals."""
 
     def __init__(
         self,
@@ -50,12 +52,12 @@ class ApiError(Exception):
         self.extra_headers = extra_headers or {}
 
     def body(self) -> dict[str, Any]:
-        """The JSON body."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
     def headers(self) -> dict[str, str]:
-        """``Retry-After`` in whole seconds if the caller may try again, ``WWW-Authenticate`` if the key is missing."""
+        """``Retry-After`` in whole seconds if the caller may try again, ``WWW-Authenticate`` if the key is
+        missing."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after_s + 0.499)))
@@ -64,7 +66,6 @@ class ApiError(Exception):
         return headers
 
     def response(self) -> JSONResponse:
-        """The error as an HTTP response."""
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
 
 
@@ -76,7 +77,8 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, body: Any) -> Any:
-        """The body with at most one unknown field: pydantic makes an error of each, and a body has room for a million."""
+        """The body with at most one unknown field: pydantic makes an error of each, and a body has room for a
+        million."""
         if not isinstance(body, dict):
             return body
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -95,7 +97,8 @@ PlainText = Annotated[str, AfterValidator(_plain_text)]
 
 
 def text_or(other: Any) -> Any:
-    """The type of a string or an ``other`` JSON value. Errors are those of the one that the value looks like."""
+    """The type of a string or an ``other`` JSON value. Errors are those of the one that the value looks
+    like."""
     kinds = Annotated[str, Tag("a string")] | Annotated[other, Tag("no string")]
     return Annotated[kinds, Discriminator(lambda value: "a string" if isinstance(value, str) else "no string")]
 

@@ -31,7 +31,8 @@ class PromoteRequest(StrictModel):
 
 
 class RollbackRequest(StrictModel):
-    """Body of ``POST /v1/evolution/rollback``. Without ``version`` the previous promoted version is restored."""
+    """Body of ``POST /v1/evolution/rollback``. Without ``version`` the previous promoted version is
+    restored."""
 
     version: int | None = Field(None, ge=0, lt=MAX_VERSION)
 
@@ -48,8 +49,9 @@ class EvolutionReply(BaseModel):
 class EvolutionStatus(BaseModel):
     """Reply of ``GET /v1/evolution``.
 
-    ``status`` comes from the Evolution actor; ``canary`` are its judgements, oldest first; ``audit`` and ``alerts`` the latest.
-    ``learnt`` says of recent candidates what they learnt from: version, time, and the largest shares as in the audit log.
+    ``status`` comes from the Evolution actor; ``canary`` are its judgements, oldest first; ``audit`` and
+    ``alerts`` the latest. ``learnt`` says of recent candidates what they learnt from: version, time, and the
+    largest shares as in the audit log.
     """
 
     object: Literal["evolution.status"] = "evolution.status"

@@ -23,7 +23,8 @@ MAX_FOUND = 50
 
 
 class FeedbackRequest(StrictModel):
-    """Body of ``POST /v1/feedback``: whether a stored answer is correct, the correct answer, a comment; at least one of them."""
+    """Body of ``POST /v1/feedback``: whether a stored answer is correct, the correct answer, a comment; at
+    least one of them."""
 
     experience_id: str = Field(pattern=ID)
     correct: bool | None = None
@@ -54,10 +55,11 @@ class ExperienceReply(BaseModel):
 
 
 class ExperienceSearch(StrictModel):
-    """Body of ``POST /v1/experiences/search``: a ``text``, an ``image`` (data URL), or both; at least one of them.
+    """Body of ``POST /v1/experiences/search``: a ``text``, an ``image`` (data URL), or both; at least one of
+    them.
 
-    With a ``text``, only experiences with its words in question or answer are found.
-    ``user`` and ``key`` restrict the search as in ``GET /v1/experiences``.
+    With a ``text``, only experiences with its words in question or answer are found. ``user`` and ``key``
+    restrict the search as in ``GET /v1/experiences``.
     """
 
     text: PlainText = ""
@@ -89,7 +91,8 @@ class FoundExperiences(BaseModel):
 
 
 class ExperienceList(BaseModel):
-    """Experiences without token ids and pictures, newest first. ``next_before`` is the query ``before`` of the next page."""
+    """Experiences without token ids and pictures, newest first. ``next_before`` is the query ``before`` of
+    the next page."""
 
     object: Literal["list"] = "list"
     data: list[Experience]

@@ -32,7 +32,6 @@ class FileObject(BaseModel):
 
     @classmethod
     def of(cls, file: StoredFile) -> FileObject:
-        """The description of a stored file."""
         return cls(**file.model_dump())
 
 
@@ -57,7 +56,8 @@ class FileReference(BaseModel):
     file_data: str | None = None
 
     def url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
-        """The file as a data URL, of ``files`` by id. Raises ApiError 400 without one, or for one of another kind."""
+        """The file as a data URL, of ``files`` by id. Raises ApiError 400 without one, or for one of another
+        kind."""
         if self.file_id is None and self.file_data is not None:
             files = {"": data_url(self.file_data, param)}
         elif self.file_id is None:
@@ -66,16 +66,15 @@ class FileReference(BaseModel):
 
 
 class NamesFiles(BaseModel):
-    """A question body whose parts may name files. ``use_files`` gives their data URLs by id before the body is read."""
+    """A question body whose parts may name files. ``use_files`` gives their data URLs by id before the body
+    is read."""
 
     _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     def file_ids(self) -> list[str]:
-        """The files that the question names."""
         raise NotImplementedError
 
     def use_files(self, urls: Mapping[str, str]) -> None:
-        """Set the data URLs of the files."""
         self._files = urls
 
 
@@ -91,7 +90,8 @@ def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] 
 
 
 def data_url(data: str, param: str) -> str:
-    """The data URL of a file that a part holds; its first bytes tell its type. Raises ApiError 400 for other data."""
+    """The data URL of a file that a part holds; its first bytes tell its type. Raises ApiError 400 for other
+    data."""
     body = data.partition(",")[2] if data[:5].lower() == "data:" else data
     try:
         return f"data:{media_type(decode_base64(body))};base64,{body}"
@@ -102,7 +102,6 @@ def data_url(data: str, param: str) -> str:
 
 
 def is_clip(url: str) -> bool:
-    """Whether a file of which the question does not say is a clip."""
     return url.startswith("data:video/")
 
 

@@ -1,4 +1,5 @@
-"""Log-probabilities of the tokens of an answer, and of those that were most likely in their places, in OpenAI's format."""
+"""Log-probabilities of the tokens of an answer, and of those that were most likely in their places, in
+OpenAI's format."""
 
 from __future__ import annotations
 
@@ -22,23 +23,26 @@ class TokenLogProb(BaseModel):
 
 
 class AnswerToken(TokenLogProb):
-    """A token of an answer. ``top_logprobs`` are the most likely tokens in its place, the most likely first, if requested."""
+    """A token of an answer. ``top_logprobs`` are the most likely tokens in its place, the most likely first,
+    if requested."""
 
     top_logprobs: list[TokenLogProb] = Field(default_factory=list)
 
 
 class LogProbs(BaseModel):
-    """The tokens of an answer, as the policy wrote it: the first and last may hold a part of the markup around it."""
+    """The tokens of an answer, as the policy wrote it: the first and last may hold a part of the markup
+    around it."""
 
     content: list[AnswerToken]
     refusal: None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, content: str, pieces: Sequence[bytes], top: Sequence[bytes]) -> LogProbs | None:
-        """The tokens of the last policy turn that spell ``content``, or the answer of which it is the beginning.
+        """The tokens of the last policy turn that spell ``content``, or the answer of which it is the
+        beginning.
 
-        ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order. None if the turn does not spell
-        the answer.
+        ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order. None if the
+        turn does not spell it.
         """
         turn = last_turn(trajectory)
         answer, text = (trajectory.answer or "").encode(), b"".join(pieces)
@@ -67,7 +71,8 @@ async def answer_log_probs(
 ) -> list[LogProbs | None]:
     """Those of the ``choices`` of an ``answer``, each with its sample. Raises InfraFailure.
 
-    None without an answer and where a sample does not spell it. An answer that neighbours alone elected is no sample's.
+    None without an answer and where a sample does not spell it. An answer that neighbours alone elected is no
+    sample's.
     """
     foreign = None if any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes) else answer.winner
     turns = [last_turn(t) if t.answer and t is not foreign else None for _, t in choices]
@@ -82,7 +87,6 @@ async def answer_log_probs(
 
 
 def last_turn(trajectory: Trajectory) -> Turn:
-    """The last turn that the policy generated."""
     return next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
 
 

@@ -62,7 +62,6 @@ class InputVideo(LenientModel):
         return self
 
     def url(self, files: Mapping[str, str], param: str) -> str:
-        """The clip as a data URL."""
         if self.file_id is not None:
             return file_url(files, self.file_id, "video", param)
         return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
@@ -135,7 +134,6 @@ class Message(LenientModel):
         return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
     def file_ids(self) -> Iterator[str]:
-        """The uploaded files of all parts."""
         for part in self.content if isinstance(self.content, list) else []:
             for reference in (part.image_file, part.file, part.input_video):
                 if reference is not None and reference.file_id is not None:
@@ -147,10 +145,12 @@ class StreamOptions(LenientModel):
 
 
 class ChatRequest(NamesFiles):
-    """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system messages and exchanges.
+    """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system
+    messages and exchanges.
 
-    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Fields that would change the
-    reply but are not supported (``tools``, ``top_k``, ...) are errors, and so are unknown ones.
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Fields that
+    would change the reply but are not supported (``tools``, ``top_k``, ...) are errors, and so are unknown
+    ones.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -185,10 +185,7 @@ class ChatRequest(NamesFiles):
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
     def conversation(self) -> Conversation:
-        """The question with its pictures and the conversation before it.
-
-        Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
-        """
+        """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
         answers = self.answer_format
@@ -205,25 +202,21 @@ class ChatRequest(NamesFiles):
             "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
         refuse_unsupported(unsupported, self.model_extra)
-        return read_messages(self._messages(), "messages")
+        messages = (message.read(f"messages[{i}]", self._files) for i, message in enumerate(self.messages))
+        return read_messages(messages, "messages")
 
     @cached_property
     def answer_format(self) -> AnswerFormat | None:
-        """The format of ``response_format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
         f = self.response_format or {}
         return answer_format(f.get("type", "text"), f.get("json_schema"), "response_format")
 
     def file_ids(self) -> list[str]:
-        """The uploaded files of all messages."""
         return [id for message in self.messages for id in message.file_ids()]
-
-    def _messages(self) -> Iterator[ReadMessage]:
-        for i, message in enumerate(self.messages):
-            yield message.read(f"messages[{i}]", self._files)
 
 
 class Usage(BaseModel):
-    """Tokens of a request: the prompt once (all samples share it), and the tokens that all samples generated."""
+    """Tokens of a request: the prompt once (all samples share it), and the tokens that all samples
+    generated."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -231,7 +224,6 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, trajectories: list[Trajectory]) -> Usage:
-        """Count the tokens of ``trajectories``, samples of one prompt."""
         turns = trajectories[0].turns if trajectories else []
         first_reply = next((i for i, turn in enumerate(turns) if turn.is_policy), len(turns))
         prompt = sum(len(turn.tokens) for turn in turns[:first_reply])
@@ -296,7 +288,8 @@ class ChatCompletion(BaseModel):
 
     @classmethod
     def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
-        """The completion of an answer, after ``seconds``, with ``n`` choices that end before the first of ``stops``."""
+        """The completion of an answer, after ``seconds``, with ``n`` choices that end before the first of
+        ``stops``."""
         winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
         return cls(
             model=model,
@@ -316,7 +309,8 @@ class ChatCompletion(BaseModel):
 
 
 def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
-    """The elected answer and those of ``n`` - 1 other samples, each with its sample; greedy samples are all the same."""
+    """The elected answer and those of ``n`` - 1 other samples, each with its sample; greedy samples are all
+    the same."""
     others = [(t.answer, t) for t in answer.accepted if t is not answer.winner]
     chosen = [(answer.verdict.answer, answer.winner), *others][:n]
     return chosen + [chosen[0]] * (n - len(chosen))
@@ -325,9 +319,9 @@ def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
 class ChatFormat:
     """The ReplyFormat of chat completions.
 
-    A stream is the role, the thoughts of the first sample as they are generated (``reasoning``, as vLLM names it), a chunk for
-    every turn of every sample (``pixelis.event``, which other clients ignore), and the answer in one piece, because it exists
-    only after the vote.
+    A stream has the role, the thoughts of the first sample as they are generated (``reasoning``, as vLLM
+    names it), a chunk for every turn of every sample (``pixelis.event``, which other clients ignore), and the
+    answer in one piece, after the vote.
     """
 
     def __init__(self, config: Config, request: ChatRequest, started: float):
@@ -351,7 +345,6 @@ class ChatFormat:
         self.chunk |= {"model": self.model, "system_fingerprint": None}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        """A ChatCompletion."""
         seconds = time.monotonic() - self.started
         completion = ChatCompletion.of(self.model, answer, seconds, self.n, self.stops)
         if self.log_probs:
@@ -363,26 +356,21 @@ class ChatFormat:
         return completion.model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """The cached completion with this request's id and times."""
         fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
         return {**reply, "id": new_id("chatcmpl"), "created": int(time.time()), "pixelis": fields}
 
     def stream_start(self) -> str:
-        """The role."""
         return sse_event(self._chunk({"role": "assistant", "content": ""}))
 
     def stream_text(self, event: TextEvent) -> str:
-        """A chunk with what the text adds to a thought."""
         thought = self.thoughts.add(event)
         return sse_event(self._chunk({"reasoning": thought})) if thought else ""
 
     def stream_turn(self, event: TurnEvent) -> str:
-        """A chunk with the turn, and what has not been sent of its thought."""
         rest = self.thoughts.end(event) if event.sample == 0 and event.turn.is_policy else ""
         return sse_event(self._chunk({"reasoning": rest} if rest else {}) | {"pixelis": {"event": event.model_dump(mode="json")}})
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        """The answers, the finish reasons, and usage if requested."""
         self.chunk["system_fingerprint"] = reply["system_fingerprint"]
         chunks = []
         for choice in reply["choices"]:
@@ -419,5 +407,4 @@ class ModelList(BaseModel):
 
 
 def unknown_model(name: str, served: str) -> ApiError:
-    """404 for a model other than the ``served`` one."""
     return ApiError(404, f"model `{name[:100]}` is not available here; use `{served}`", "model_not_found", "model")

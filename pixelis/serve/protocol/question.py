@@ -1,4 +1,5 @@
-"""What the two question routes share: checks of questions and pictures, the agent's query, cache keys, the reply format."""
+"""Shared by the question routes: checks of questions and pictures, the agent's query, cache keys, the reply
+format."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ MAX_SEED = 0x7FFFFFFF
 MAX_PRIORITY = 100
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
-"""Characters that Unicode counts as letters or symbols, and that show nothing."""
+"""Characters that Unicode counts as letters or symbols, and that are invisible."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 
@@ -41,10 +42,12 @@ Placed = tuple[str, str]
 
 @dataclass(slots=True)
 class Conversation:
-    """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges before it.
+    """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges
+    before it.
 
-    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the question.
-    ``places`` says by id where in the request each stands. The first ``stored`` exchanges come from the memory.
+    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with
+    the question. ``places`` gives the place of each in the request. The first ``stored`` exchanges come from
+    the memory.
     """
 
     question: str
@@ -73,7 +76,7 @@ class Conversation:
 
 
 class QuestionBody(Protocol):
-    """The fields that ChatRequest and AgentRequest share. The class variables name fields in error messages."""
+    """The fields that all question bodies share. The class variables name fields in error messages."""
 
     question_param: ClassVar[str]
     image_param: ClassVar[str]
@@ -87,9 +90,11 @@ class QuestionBody(Protocol):
 
 
 class ReplyFormat(Protocol):
-    """A validated request and the format of its reply.
+    """A validated request and the format of its reply, a server-sent stream if ``stream``.
 
-    ``caller`` sends the request. ``cache_key`` is None if it does not repeat. ``stream``: the reply is a server-sent stream.
+    ``cache_key`` is None if replies to it are not cached. ``cached_reply`` gives an earlier reply this
+    request's id and times. Events may be "" for none; the last ones are the answer, or that of
+    ``stream_error``.
     """
 
     caller: Caller
@@ -97,26 +102,19 @@ class ReplyFormat(Protocol):
     cache_key: str | None
     stream: bool
 
-    async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        """The reply's JSON body."""
+    async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]: ...
 
-    def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """The cached body of an earlier reply, with this request's id and times."""
+    def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
-    def stream_start(self) -> str:
-        """The first event."""
+    def stream_start(self) -> str: ...
 
-    def stream_text(self, event: TextEvent) -> str:
-        """The event of a piece of text of the first sample; "" for none."""
+    def stream_text(self, event: TextEvent) -> str: ...
 
-    def stream_turn(self, event: TurnEvent) -> str:
-        """The event of a turn; "" for none."""
+    def stream_turn(self, event: TurnEvent) -> str: ...
 
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        """The last events: the answer."""
+    def stream_end(self, reply: dict[str, Any]) -> list[str]: ...
 
-    def stream_error(self, error: ApiError) -> str:
-        """The last event of a stream that failed."""
+    def stream_error(self, error: ApiError) -> str: ...
 
 
 def model_name(config: Config) -> str:
@@ -184,7 +182,7 @@ def agent_query(
 
 
 def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
-    """The query of a search in the memory. Raises ApiError 400 for an invalid text or picture address."""
+    """The query of a search in the memory. Raises ApiError 400."""
     if text.strip():
         check_question(text, config.serve.max_question_chars, "text")
     if image is not None:
@@ -196,7 +194,7 @@ def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
 def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool | None = None) -> str | None:
     """The cache key of a greedy or seeded request, or if ``cache`` is true of any request; otherwise None.
 
-    The key covers the ``user``: a reply is cached only for the user who may delete its experience.
+    It covers the ``user``: a reply is cached only for the user who may delete its experience.
     """
     greedy = query.sampling.temperature == 0
     if cache is False or not (cache or greedy or seed is not None):
@@ -223,7 +221,8 @@ def _hashes(sources: Sequence[str | bytes]) -> list[str]:
 
 
 def check_question(text: str, max_chars: int, param: str = "question") -> str:
-    """Return ``text``. Raises ApiError 400 if it is empty, too long, not plain text, or spells a control token of the model."""
+    """Return ``text``. Raises ApiError 400 if it is empty, too long, not plain text, or spells a control
+    token of the model."""
     if not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANK for c in text):
         raise ApiError(400, "the question is empty: it has no visible character", "empty_question", param)
     if len(text) > max_chars:
@@ -241,7 +240,8 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
 
 
 def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
-    """Raises ApiError 400 unless ``url``, which stands at ``param``, is a base64 data URL of a raster image or of a clip.
+    """Raises ApiError 400 unless ``url``, which stands at ``param``, is a base64 data URL of a raster image
+    or of a clip.
 
     Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
     """
@@ -261,6 +261,5 @@ def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> Non
 
 
 def sse_event(data: dict[str, Any], name: str | None = None) -> str:
-    """One server-sent event of JSON data."""
     head = f"event: {name}\n" if name is not None else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"

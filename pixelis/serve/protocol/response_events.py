@@ -1,4 +1,5 @@
-"""Streams in OpenAI's formats: thoughts while they are generated, and the output items of a response with their events."""
+"""Streams in OpenAI's formats: thoughts while they are generated, and the output items of a response with
+their events."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ SERVER = "pixelis"
 class ResponseEvents:
     """Builds ``output`` from the turns of one sample. Each method returns the events of what it adds.
 
-    ``ids``: what the ids of its items share, random ones if empty.
+    ``ids``: common part of the ids of its items, random if empty.
     """
 
     def __init__(self, dialect: str, ids: str = ""):
@@ -34,7 +35,6 @@ class ResponseEvents:
         self.attempt = 0
 
     def event(self, kind: str, **fields: Any) -> str:
-        """One event with the next sequence number."""
         self.number += 1
         return sse_event({"type": kind, "sequence_number": self.number - 1, **fields}, kind)
 
@@ -50,9 +50,10 @@ class ResponseEvents:
         return [*events, self.event("response.reasoning_text.delta", **place, delta=text)]
 
     def turn(self, turn: Turn, attempt: int = 0, rest: str | None = None) -> list[str]:
-        """A turn after the prompt. ``rest``: what of its thought has not been given to ``thinking``, None for all of it.
+        """A turn after the prompt. ``rest``: what of its thought has not been given to ``thinking``, None for
+        all of it.
 
-        A higher ``attempt`` starts over: what a lower one has not finished stays incomplete.
+        A higher ``attempt`` starts over and leaves unfinished items incomplete.
         """
         events = self._start_over(attempt)
         if turn.is_policy:
@@ -66,13 +67,12 @@ class ResponseEvents:
         return events
 
     def item(self, item: dict[str, Any]) -> list[str]:
-        """A finished item."""
         self.output.append(item)
         place = len(self.output) - 1
         return [self.event(f"response.output_item.{name}", output_index=place, item=item) for name in ("added", "done")]
 
     def message(self, text: str | None, refusal: str | None, log_probs: list[dict[str, Any]]) -> list[str]:
-        """The answer with those of its tokens, or the reason why there is none."""
+        """The answer with its tokens, or the reason why there is none."""
         kind, name = ("output_text", "text") if text is not None else ("refusal", "refusal")
         content = (text if text is not None else refusal) or ""
         part = {"type": kind, name: content, **({"annotations": [], "logprobs": log_probs} if text is not None else {})}
@@ -86,7 +86,7 @@ class ResponseEvents:
         return events + self._close(place, part)
 
     def finish(self) -> list[str]:
-        """Mark what is not finished as incomplete."""
+        """Mark unfinished items as incomplete."""
         places, self.calls = self.calls, []
         thought = self._end_thought("incomplete")
         return thought + [event for place in places for event in self._done(place, status="incomplete")]
@@ -147,14 +147,15 @@ class ResponseEvents:
 
 
 class ThoughtStream:
-    """Follows the first sample of a stream and returns what each piece of text adds to the thought of its turn."""
+    """Follows the first sample of a stream and returns what each piece of text adds to the thought of its
+    turn."""
 
     def __init__(self, dialect: str):
         self.dialect = DIALECTS[dialect]
         self.attempt, self.text, self.sent = 0, "", ""
 
     def add(self, event: TextEvent) -> str:
-        """What a piece of text adds; "" while it may be a part of a tag, and for what follows the thought."""
+        """What a piece of text adds; "" while it may be part of a tag, and after the thought."""
         if event.attempt != self.attempt:
             self.attempt, self.text, self.sent = event.attempt, "", ""
         self.text += event.text

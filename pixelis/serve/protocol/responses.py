@@ -1,4 +1,5 @@
-"""OpenAI's responses: bodies of ``POST /v1/responses``, and its reply with the reasoning and operations behind the answer."""
+"""OpenAI's responses: the body of ``POST /v1/responses``, and its reply with the reasoning and operations
+behind the answer."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ MAX_ITEMS = 16 * MAX_EXCHANGES
 """Longest list of input items, those of earlier outputs included."""
 LOG_PROBS = "message.output_text.logprobs"
 INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
-"""Values of ``include``. The last two have no effect: nothing is encrypted, and the input is the caller's own."""
+"""Values of ``include``. The last two have no effect: nothing is encrypted, and the input is the caller's
+own."""
 PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video", "input_file")
 CONTENTS: dict[str, tuple[str, Literal["image", "video"] | None]] = {
     "input_image": ("image_url", "image"),
@@ -80,7 +82,8 @@ class InputPart(LenientModel):
 
 
 class InputItem(LenientModel):
-    """A message, or an item of an earlier output. Of those only the answer, a message too, is context of the question."""
+    """A message, or an item of an earlier output, of which only the answer, a message too, is context of the
+    question."""
 
     type: Literal["message", "reasoning", "mcp_call"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -96,9 +99,8 @@ class InputItem(LenientModel):
         return {"type": kind} if kind in EARLIER_OUTPUT else item
 
     def message(self, param: str, files: Mapping[str, str]) -> ReadMessage:
-        """The message's text, pictures and clips, of ``files`` by their data URLs.
-
-        Raises ApiError 400 for one without a role or a part without content."""
+        """The message's text, pictures and clips. Raises ApiError 400 for one without a role or a part
+        without content."""
         if self.role is None:
             raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
         parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
@@ -161,10 +163,11 @@ Metadata = Annotated[
 
 
 class ResponsesRequest(NamesFiles):
-    """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a stored one before it.
+    """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a
+    stored one before it.
 
-    ``instructions`` precede the question. ``store`` false stores no experience. Fields that would change the reply but are not
-    supported (``tools``, ``background``, ...) are errors, and so are unknown ones.
+    ``instructions`` precede the question. ``store`` false stores no experience. Fields that would change the
+    reply but are not supported (``tools``, ``background``, ...) are errors, and so are unknown ones.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -199,27 +202,21 @@ class ResponsesRequest(NamesFiles):
     _earlier: Conversation = PrivateAttr(default_factory=lambda: Conversation(""))
 
     def continue_from(self, earlier: Conversation) -> None:
-        """Let the conversation of ``previous_response_id`` precede the question."""
         self._earlier = earlier
 
     @cached_property
     def answer_format(self) -> AnswerFormat | None:
-        """The format of ``text.format``. Raises BadInput for a schema that is not accepted, ApiError 400 without one."""
         f = self.text.format if self.text is not None else None
         return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
 
     def file_ids(self) -> list[str]:
-        """The uploaded files of all messages."""
         contents = (
             [item.content for item in self.input if isinstance(item.content, list)] if not isinstance(self.input, str) else []
         )
         return [part.file_id for content in contents for part in content if part.file_id is not None]
 
     def conversation(self) -> Conversation:
-        """The question with its pictures and the conversation before it.
-
-        Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently.
-        """
+        """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
         reasoning = self.reasoning or {}
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
             raise ApiError(400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs")
@@ -257,9 +254,10 @@ class ResponseDeleted(BaseModel):
 class ResponseObject(BaseModel):
     """Reply of ``POST /v1/responses`` and ``GET /v1/responses/{id}``.
 
-    ``output`` is the winning sample: a ``reasoning`` item for each thought, an ``mcp_call`` item for each pixel operation (the
-    service has executed it), and the ``message`` with the elected answer. The output of a stream has the thoughts and operations
-    that were streamed, those of the first sample. ``status`` is "incomplete" if no sample reached an answer for want of tokens.
+    ``output`` is the winning sample: a ``reasoning`` item for each thought, an ``mcp_call`` item for each
+    pixel operation (the service has executed it), and the ``message`` with the elected answer. The output of
+    a stream has the thoughts and operations that were streamed, those of the first sample. ``status`` is
+    "incomplete" if no sample reached an answer for want of tokens.
     """
 
     id: str
@@ -290,12 +288,12 @@ class ResponseObject(BaseModel):
 
 
 def response_id(experience_id: str) -> str:
-    """The id of the response that is stored as an experience."""
     return PREFIX + experience_id.removeprefix("exp_")
 
 
 def stored_response(experience: Experience) -> ResponseObject | None:
-    """The response that an experience stores, as it was redacted; None if ``/v1/responses`` did not answer it."""
+    """The response that an experience stores, as it was redacted; None if ``/v1/responses`` did not answer
+    it."""
     if experience.response is None:
         return None
     parameters, trajectory, verdict = dict(experience.response), experience.trajectory, experience.verdict
@@ -385,7 +383,6 @@ class ResponsesFormat:
         self.thoughts = ThoughtStream(config.dialogue.dialect)
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        """A ResponseObject."""
         completion = ChatCompletion.of(self.base.model, answer, time.monotonic() - self.started)
         log_probs = None
         if self.log_probs:
@@ -399,13 +396,13 @@ class ResponsesFormat:
         return self.base.model_copy(update=changes).model_dump(mode="json")
 
     def _parameters(self, answer: Answer) -> dict[str, Any]:
-        """What a stored response cannot take from its experience."""
+        """The fields of a stored response that its experience lacks."""
         changes = {"completed_at": int(time.time()), "usage": _usage(answer)}
         parameters = self.base.model_copy(update=changes).model_dump(mode="json", exclude={"id", "status", "output", "pixelis"})
         return {**parameters, "seconds": round(answer.seconds, 4)}
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """The cached response with this request's parameters and times. It keeps its id, that of its experience."""
+        """The cached response with this request's parameters and times. It keeps the id of its experience."""
         own = ("instructions", "previous_response_id", "metadata", "max_output_tokens", "created_at")
         fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
         own_fields = self.base.model_dump(mode="json", include=set(own))
@@ -413,24 +410,20 @@ class ResponsesFormat:
         return {**reply, **own_fields, "completed_at": int(time.time()), "pixelis": fields}
 
     def stream_start(self) -> str:
-        """``response.created`` and ``response.in_progress``."""
         response = self.base.model_dump(mode="json")
         return "".join(self.events.event(f"response.{name}", response=response) for name in ("created", "in_progress"))
 
     def stream_text(self, event: TextEvent) -> str:
-        """What a piece of text of the first sample adds to its thought."""
         thought = self.thoughts.add(event)
         return "".join(self.events.thinking(thought, event.attempt)) if thought else ""
 
     def stream_turn(self, event: TurnEvent) -> str:
-        """The thought, the operations and their results of a turn of the first sample."""
         if event.sample:
             return ""
         rest = self.thoughts.end(event) if event.turn.is_policy else ""
         return "".join(self.events.turn(event.turn, event.attempt, rest))
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        """The message, and ``response.completed`` or ``response.incomplete`` with the response."""
         if self.events.output:
             events = self.events.finish()
         else:  # a cached response, or the policy answered at once
@@ -441,7 +434,6 @@ class ResponsesFormat:
         return [*events, self.events.event(f"response.{reply['status']}", response=response)]
 
     def stream_error(self, error: ApiError) -> str:
-        """``error`` with the fields of an error body, and ``response.failed``."""
         details = error.body()["error"]
         response = self.base.model_copy(
             update={"status": "failed", "error": {"code": details["code"], "message": details["message"]}}

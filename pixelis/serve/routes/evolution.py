@@ -26,7 +26,7 @@ from pixelis.serve.state import STATUS_TIMEOUT_S, GatewayState
 RECENT = 20
 """Audit events and alerts in a status."""
 CANDIDATES = 200
-"""Latest audit events among which a status looks for candidates."""
+"""Latest audit events that a status searches for candidates."""
 _NO_VALUES: dict[str, Any] = {}
 _NO_ITEMS: list[Any] = []
 
@@ -37,7 +37,8 @@ WRITES = [Depends(Scoped("steer")), Depends(require_writable), Depends(require_j
 
 @router.get("/v1/evolution", dependencies=READS)
 async def evolution_status(state: State) -> EvolutionStatus:
-    """What the service learns and serves, its history, alerts and counters. Parts whose actor does not answer are empty."""
+    """What the service learns and serves, its history, alerts and counters. Parts whose actor does not answer
+    are empty."""
     read = state.read_evolution
     (stats, status), (versions, canary), (audit, alerts), memory = await asyncio.gather(
         asyncio.gather(read("stats", _NO_VALUES), read("status", _NO_VALUES)),

@@ -81,7 +81,8 @@ async def list_experiences(
     user: PlainText | None = None,
     key: KeyName = None,
 ) -> ExperienceList:
-    """List experiences, newest first, of one user or of all. `key` and all experiences need the scope `read`."""
+    """List experiences, newest first, of one user or of all. `key` and all experiences need the scope
+    `read`."""
     experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), _readable(caller, key, user)))
     next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
     return ExperienceList(data=[_shown(e, caller) for e in experiences], next_before=next_before)
@@ -95,7 +96,8 @@ async def search_experiences(
     body: Annotated[ExperienceSearch, Depends(QuestionBody(ExperienceSearch))],
     admitted: Admitted,
 ) -> FoundExperiences:
-    """Find the experiences most similar to a text, a picture or both, of those that `GET /v1/experiences` lists."""
+    """Find the experiences most similar to a text, a picture or both, of those that `GET /v1/experiences`
+    lists."""
     _memory(state)
     owner = _readable(caller, body.key, body.user)
     query = search_query(state.config, body.text, body.image)
@@ -121,7 +123,8 @@ async def get_experience(state: State, caller: Sender, id: EntityId) -> Experien
 
 @router.delete("/v1/experiences/{id}", dependencies=[Depends(require_writable)])
 async def delete_experience(state: State, caller: Sender, id: EntityId) -> DeletionReply:
-    """Delete an experience from the memory, its updates that wait, and its cached replies; of another key with `steer`."""
+    """Delete an experience from the memory, its updates that wait, and its cached replies; of another key
+    with `steer`."""
     await state.agent.drain(ACTOR_TIMEOUT_S)  # it may be on its way into the memory
     if "steer" not in caller.scopes and not caller.owns((await _visible(state, caller, id)).user):
         raise ApiError(403, f"{caller.label} lacks the scope steer", "missing_scope")
@@ -134,7 +137,8 @@ async def delete_experience(state: State, caller: Sender, id: EntityId) -> Delet
 async def delete_user(
     state: State, caller: Sender, user: Annotated[PlainText, Query(min_length=1)], key: KeyName = None
 ) -> DeletionReply:
-    """Delete everything stored from a user's requests; `key`, for a user of another key, needs the scope `steer`."""
+    """Delete everything stored from a user's requests; `key`, for a user of another key, needs the scope
+    `steer`."""
     # Waiting updates are dropped before their experience: if a call fails in between, the same request still finds them.
     name = _space(caller, key, "steer").owner(user) or ""
     memory, timeout_s, ids = _memory(state), _delete_timeout_s(state), list[str]()
@@ -152,7 +156,8 @@ async def delete_user(
 
 
 async def remove_experience(state: GatewayState, caller: Caller, id: str) -> bool:
-    """Delete an experience, whoever owns it, its waiting updates and cached replies; False if none is stored."""
+    """Delete an experience, its waiting updates and cached replies, whoever owns it; False if none is
+    stored."""
     await _forget(state, [id])
     if not await state.with_timeout(_memory(state).delete([id]), _delete_timeout_s(state)):
         return False
@@ -161,7 +166,7 @@ async def remove_experience(state: GatewayState, caller: Caller, id: str) -> boo
 
 
 async def _visible(state: GatewayState, caller: Caller, id: str) -> Experience:
-    """An experience that the caller may see; 404 for others, which do not exist for it."""
+    """An experience that the caller may see. Raises ApiError 404 for others."""
     try:
         experience = await state.with_timeout(_memory(state).get(id))
     except DataFailure as error:
@@ -181,7 +186,7 @@ def _space(caller: Caller, key: str | None, scope: Scope) -> Caller:
 
 
 def _readable(caller: Caller, key: str | None, user: str | None) -> str | None:
-    """Whose experiences the caller may list and search: an owner as the memory stores it, None for all."""
+    """Owner of the experiences that the caller may list and search, as the memory stores it; None for all."""
     if key is None and user is None and "read" in caller.scopes:
         return None
     return _space(caller, key, "read").owner(user)
@@ -230,7 +235,6 @@ def _shown(experience: Experience, caller: Caller) -> Experience:
 
 
 def data_urls(pictures: dict[str, bytes]) -> dict[str, str]:
-    """PNG bytes by name as data URLs."""
     return {name: data_url(png) for name, png in pictures.items()}
 
 

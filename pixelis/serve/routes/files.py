@@ -1,4 +1,5 @@
-"""``/v1/files``: pictures and clips that are uploaded once and asked about often. Other keys' files do not exist for a key."""
+"""``/v1/files``: pictures and clips that are uploaded once and asked about often. Other keys' files do not
+exist for a key."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ router = APIRouter(tags=["files"], dependencies=[Depends(Scoped("ask"))])
 
 @router.post("/v1/files", dependencies=UPLOAD_CHECKS)
 async def create_file(state: State, caller: Sender, form: Annotated[dict[str, FormField], Depends(read_upload)]) -> FileObject:
-    """Store a picture or clip, which is on disk when the reply arrives. Questions name it by its `id` until it expires."""
+    """Store a picture or clip, which is on disk when the reply arrives. Questions name it by its `id` until
+    it expires."""
     unknown = set(form).difference(("file", "purpose", "expires_after[anchor]", "expires_after[seconds]"))
     if unknown:
         name = min(unknown)[:100]
@@ -93,7 +95,7 @@ async def delete_file(state: State, caller: Sender, id: EntityId) -> FileDeleted
 
 
 def _check_media(state: GatewayState, content: bytes) -> None:
-    """Raises BadInput for what no question could use; headers alone are read."""
+    """Raises BadInput for content that no question could use; reads headers alone."""
     caps = state.agent.clip_caps
     if media_type(content).startswith("video/"):
         clip_pixels(content, caps)
@@ -115,6 +117,6 @@ def _ttl_s(form: dict[str, FormField]) -> float | None:
 
 
 def _filename(name: str) -> str:
-    """The name without folders and characters that cannot be shown."""
+    """The name without folders and unprintable characters."""
     name = "".join(c for c in PurePosixPath(name.replace("\\", "/")).name if c.isprintable())
     return name[:MAX_FILENAME_CHARS] or "file"

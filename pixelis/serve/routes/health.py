@@ -25,8 +25,9 @@ router = APIRouter(tags=["service"])
 class Health(BaseModel):
     """``generators`` is the number of generators that answer.
 
-    ``status`` is "ok", "degraded" (it answers, but stores nothing) or "no generator answers". ``memory`` is "ok", or why it
-    stores nothing: "no space", "read-only", "I/O error", "damaged", "unavailable"; null without a memory.
+    ``status`` is "ok", "degraded" (it answers, but stores nothing) or "no generator answers". ``memory`` is
+    "ok", or why it stores nothing: "no space", "read-only", "I/O error", "damaged", "unavailable"; null
+    without a memory.
     """
 
     status: str

@@ -1,4 +1,5 @@
-"""The web page at ``/`` and the API's documentation at ``/docs``. Their files are read once, and no key protects them."""
+"""The web page at ``/`` and the API's documentation at ``/docs``. Their files are read once and need no
+key."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ EXAMPLES = (
     ("example-coffee.jpg", "cards:?split=test&seed=7&index=31", "Which digit is in the cyan frame?"),
     ("example-retina.jpg", "cards:?split=test&seed=7&index=6", "Which digit is in the purple frame?"),
 )
-"""File, source and question of each example, in the world of pixelis-nano. The backgrounds are scikit-image's rocket (SpaceX),
-coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
+"""File, source and question of each example, in the world of pixelis-nano. The backgrounds are scikit-image's
+rocket (SpaceX), coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
 ABOUT_NANO = (
     "reads handwritten digits on small cards with coloured frames, hidden in photographs like those of the examples.",
     "It was trained for nothing else: it cannot describe pictures, read words or chat, and about other pictures it only guesses.",
@@ -37,7 +38,7 @@ ABOUT_OTHERS = (
     "answers questions about what a picture shows: what is there, where, how many, and which words are written on it.",
     "It cannot look anything up outside the picture, and it can be wrong: check answers that matter.",
 )
-"""What the model can do, after its name, and what it cannot do: a sentence each."""
+"""A sentence each about what the model, named before it, can and cannot do."""
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 HEADERS = {
     # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load nor send anything.
@@ -50,7 +51,8 @@ HEADERS = {
 
 
 def add_page(app: FastAPI, config: Config, needs_key: bool) -> None:
-    """Add ``/``, ``/docs``, ``/page/NAME`` and ``/page/settings.json`` (what the page must know of this service) to ``app``.
+    """Add ``/``, ``/docs``, ``/page/NAME`` and ``/page/settings.json`` (what the page must know of this
+    service) to ``app``.
 
     ``needs_key``: requests must carry an API key. Other names under ``/page/`` get the router's 404.
     """

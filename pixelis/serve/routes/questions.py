@@ -1,4 +1,5 @@
-"""``POST /v1/chat/completions``, OpenAI's chat completions, and ``POST /v1/agent``, an answer with its verdict and trajectory."""
+"""``POST /v1/chat/completions``, OpenAI's chat completions, and ``POST /v1/agent``, an answer with its
+verdict and trajectory."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ async def chat_completions(
     body: Annotated[ChatRequest, Depends(QuestionBody(ChatRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question about pictures by the vote of several samples. With `stream`, send chunks as server-sent events."""
+    """Answer a question about pictures by the vote of several samples. With `stream`, send chunks as
+    server-sent events."""
     return await respond(state, await signed(state, ChatFormat, body, timing.started, caller), timing.deadline)
 
 
@@ -50,5 +52,6 @@ async def agent(
     body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent event."""
+    """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent
+    event."""
     return await respond(state, await signed(state, AgentFormat, body, timing.started, caller), timing.deadline)

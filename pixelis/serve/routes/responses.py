@@ -41,7 +41,8 @@ async def create_response(
     body: Annotated[ResponsesRequest, Depends(QuestionBody(ResponsesRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question by the vote of several samples. With `stream`, send the reasoning, the operations and the answer."""
+    """Answer a question by the vote of several samples. With `stream`, send the reasoning, the operations and
+    the answer."""
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
     return await respond(state, await signed(state, ResponsesFormat, body, timing.started, caller), timing.deadline)
@@ -49,7 +50,8 @@ async def create_response(
 
 @router.get("/v1/responses/{id}")
 async def get_response(state: State, caller: Sender, id: EntityId, request: Request) -> ResponseObject:
-    """Read a stored response: as it was redacted, with the thoughts and operations of the winning sample, without `logprobs`."""
+    """Read a stored response: as it was redacted, with the thoughts and operations of the winning sample,
+    without `logprobs`."""
     for name, value in request.query_params.multi_items():
         name = name.removesuffix("[]")
         if (name == "include" and value != LOG_PROBS) or (name == "stream" and value == "false"):
@@ -74,7 +76,7 @@ async def delete_response(state: State, caller: Sender, id: EntityId) -> Respons
 
 
 async def _own(state: GatewayState, caller: Caller, id: str) -> Experience:
-    """The experience of a response that this key has asked for. Raises ApiError 404."""
+    """The experience of a response to this key. Raises ApiError 404."""
     experience = await _experience(state, id)
     if experience is None or not caller.owns(experience.user):
         raise _unknown(id)
@@ -86,7 +88,7 @@ def _unknown(id: str) -> ApiError:
 
 
 async def _conversation(state: GatewayState, caller: Caller, id: str, user: str | None) -> Conversation:
-    """The conversation up to the answer of a response of the same caller and user. Raises ApiError 400."""
+    """The conversation up to the answer of a response to the same caller and user. Raises ApiError 400."""
     experience = await _experience(state, id)
     # Deleting a user deletes what came from it, so that nobody else may go on with it.
     if experience is None or experience.user != caller.owner(user):

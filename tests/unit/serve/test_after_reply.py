@@ -105,7 +105,7 @@ def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest
         assert not after.background
         return counts
 
-    assert asyncio.run(run())["feedback_told_failed"] == 2
+    assert asyncio.run(run())["feedback_sent_failed"] == 2
 
 
 def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

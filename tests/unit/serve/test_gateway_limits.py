@@ -19,6 +19,7 @@ from pixelis.errors import BadInput, InfraFailure, Overloaded
 from pixelis.serve.access import Access, Shield, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
+from pixelis.serve.dependencies import require_json, require_own_origin
 from pixelis.serve.keys import Caller, digest
 from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
@@ -374,12 +375,11 @@ def test_clients_are_identified_by_a_hash_of_their_address() -> None:
 
 @pytest.mark.parametrize(("kind", "status"), [("application/json; charset=utf-8", None), ("text/plain", 415), ("", 415)])
 def test_only_json_is_accepted(kind: str, status: int | None) -> None:
-    access = Access(load(None, []), None)
     if status is None:
-        access.require_json(request(content_type=kind))
+        asyncio.run(require_json(request(content_type=kind)))
         return
     with pytest.raises(ApiError) as caught:
-        access.require_json(request(content_type=kind))
+        asyncio.run(require_json(request(content_type=kind)))
     assert caught.value.status == status
 
 
@@ -388,13 +388,12 @@ def test_only_json_is_accepted(kind: str, status: int | None) -> None:
     [("http://localhost", True), ("https://example.com", False), ("null", False), ("http://[x", False), ("", False)],
 )
 def test_forms_of_other_sites_are_refused(origin: str, ours: bool) -> None:
-    access = Access(load(None, []), None)
-    access.require_own_origin(request(host="localhost"))  # no browser
+    asyncio.run(require_own_origin(request(host="localhost")))  # no browser
     if ours:
-        access.require_own_origin(request(host="localhost", origin=origin))
+        asyncio.run(require_own_origin(request(host="localhost", origin=origin)))
         return
     with pytest.raises(ApiError) as caught:
-        access.require_own_origin(request(host="localhost", origin=origin))
+        asyncio.run(require_own_origin(request(host="localhost", origin=origin)))
     assert (caught.value.status, caught.value.code) == (403, "origin_not_allowed")
 
 
@@ -406,13 +405,6 @@ def test_other_keys_are_refused(text: str) -> None:
         access.authorise(text)
     assert caught.value.status == 401
     access.authorise(" the key")
-
-
-def test_a_read_only_service_refuses_writes() -> None:
-    Access(load(None, []), None).require_writable()
-    with pytest.raises(ApiError) as caught:
-        Access(load(None, ["serve.read_only=true"]), None).require_writable()
-    assert (caught.value.status, caught.value.code) == (403, "read_only")
 
 
 async def shielded(key_digest: bytes | None, path: str, host: str) -> tuple[httpx.Response, str]:
