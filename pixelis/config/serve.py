@@ -11,7 +11,7 @@ from pixelis.config.engine import SamplingConfig
 
 
 class FilesConfig(Section):
-    max_files: int = Field(100, ge=0, description="maximum number of uploaded files of a key; 0: no uploads")
+    max_files: int = Field(100, ge=0, description="maximum number of uploaded files of a key; 0 refuses uploads")
     max_bytes: int = Field(500_000_000, ge=1, description="maximum size of all uploaded files of a key")
     ttl_s: float = Field(2_592_000.0, ge=3600, description="seconds after which an uploaded file is deleted")
 
@@ -25,37 +25,27 @@ class ServeConfig(Section):
     sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
     augmentations: list[Literal["grey_world", "autocontrast"]] = Field(
         [],
-        description="corrections of light under which the samples see the pictures in turn, the first one without; "
-        "more looks make the vote right more often where the light is unusual",
+        description="corrections of light that the samples apply to the pictures in turn, the first sample none",
     )
     priority: int = Field(0, ge=-100, le=100, description="priority of requests without one; lower goes first")
     max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")
-    min_upload_bytes_per_s: int = Field(
-        10_000, ge=1, description="minimum rate at which a request body must arrive after its first 5 seconds"
-    )
-    max_client_uploads: int = Field(32, ge=1, description="maximum number of bodies that one client may be sending to a replica")
     max_request_pixels: int = Field(
         100_000_000, ge=1, description="maximum number of pixels of all pictures of a request, checked before decoding"
     )
-    max_video_seconds: float = Field(120.0, gt=0, description="maximum duration of a clip in a request")
-    max_video_frames: int = Field(3600, ge=1, description="maximum number of frames of a clip in a request")
-    max_decoded_bytes: int = Field(
-        600_000_000,
-        ge=1,
-        description="maximum size of the decoded pictures (3 bytes a pixel) of all requests in a replica; more requests wait",
+    max_video_seconds: float = Field(
+        120.0, gt=0, description="maximum duration of a clip in a request, of at most 30 frames a second"
     )
     max_question_chars: int = Field(4000, ge=1, description="maximum length of a question")
     max_queue: int | None = Field(
         None,
         ge=1,
-        description="waiting requests per replica above which it answers 429; unset: as many as are running, and "
-        "four times as many in the first ten seconds of an overload",
+        description="waiting requests per replica above which it answers 429; unset: as many as are running",
     )
-    timeout_s: float = Field(60.0, gt=0, description="timeout in seconds of a request, after which its rollouts are cancelled")
+    timeout_s: float = Field(60.0, gt=0, description="seconds after which a request is cancelled")
     replicas: int | None = Field(
         None,
         ge=1,
-        description="minimum number of gateway replicas, which share the requests; unset: 2 with at least 4 cores, else 1",
+        description="minimum number of gateway replicas; unset: 2 with at least 4 cores, else 1",
     )
     max_replicas: int | None = Field(
         None, ge=1, description="maximum number of gateway replicas, scaled by load; unset: always `replicas`"
@@ -69,10 +59,11 @@ class ServeConfig(Section):
     per_minute: int = Field(0, ge=0, description="requests per client, minute and replica; 0: no limit")
     per_hour: int = Field(0, ge=0, description="requests per client, hour and replica; 0: no limit")
     proxies: int = Field(
-        0, ge=0, description="number of reverse proxies: rate limits trust that many last entries of X-Forwarded-For"
+        0, ge=0, description="number of trusted reverse proxies, each of which adds an address to X-Forwarded-For"
     )
-    cache: int = Field(1000, ge=0, description="cached replies per replica for repeated requests (seeded or greedy); 0: none")
-    cache_ttl_s: float = Field(3600.0, gt=0, description="seconds that a cached reply is valid")
+    cache: int = Field(
+        1000, ge=0, description="replies per replica that are cached for repeated seeded or greedy requests; 0: none"
+    )
     files: FilesConfig = Field(FilesConfig(), description="uploads (/v1/files)")
     read_only: bool = Field(False, description="only answer: no memory, updates, feedback or review, and nothing is written")
     page: bool = Field(True, description="serve the web page at /")
@@ -81,9 +72,4 @@ class ServeConfig(Section):
     def _ordered(self) -> ServeConfig:
         if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
             raise ValueError(f"serve.max_replicas {self.max_replicas} is below serve.replicas {self.replicas}")
-        if 3 * self.max_request_pixels > self.max_decoded_bytes:
-            raise ValueError(
-                f"serve.max_decoded_bytes {self.max_decoded_bytes} has no room for a request of serve.max_request_pixels "
-                f"{self.max_request_pixels}, which takes 3 bytes a pixel"
-            )
         return self

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import ctypes
 import hashlib
+import math
 import sys
 import time
 from collections import Counter
@@ -40,6 +41,8 @@ from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
 
+MAX_FRAME_RATE = 30
+"""Frames of a clip per second of the longest clip."""
 DRAIN_S = 10.0
 """Longest wait of a stopping gateway for the work after its last replies."""
 
@@ -71,7 +74,8 @@ class Agent:
         self.decoding = asyncio.Semaphore(2)
         self.pictures_in_use: WeakValueDictionary[tuple[str, bool], Picture] = WeakValueDictionary()
         self.decoded_bytes_since_trim = 0
-        caps = {name: getattr(config.serve, name) for name in ("max_video_seconds", "max_video_frames")}
+        seconds = config.serve.max_video_seconds
+        caps = {"max_video_seconds": seconds, "max_video_frames": math.ceil(MAX_FRAME_RATE * seconds)}
         self.clip_caps = config.toolbox.model_copy(update=caps)
         self.version: int | None = None
 

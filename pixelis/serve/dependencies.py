@@ -28,8 +28,8 @@ from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 MAX_SMALL_BODY_BYTES = 65_536
 """Cap of bodies without pictures."""
 
-UPLOAD_GRACE_S = 5.0
-"""Seconds before a body must arrive at the minimum rate."""
+UPLOAD_GRACE_S, MIN_UPLOAD_BYTES_PER_S = 5.0, 10_000
+"""Minimum rate of a body after its first seconds."""
 
 EntityId = Annotated[str, Path(pattern=ID)]
 
@@ -72,14 +72,16 @@ async def require_writable(state: State) -> None:
 
 
 async def require_json(request: Request) -> None:
-    """Raises ApiError 415 for another content type. Browsers post forms and text of other sites, but not JSON."""
+    """Raises ApiError 415 for another content type. Browsers post forms and text of other sites, but not
+    JSON."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "the content type must be application/json", "content_type")
 
 
 async def require_own_origin(request: Request) -> None:
-    """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post forms."""
+    """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post
+    forms."""
     origin = request.headers.get("origin")
     try:
         own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
@@ -166,12 +168,12 @@ async def read_upload(state: State, request: Request, timing: RequestTiming) -> 
 
 async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
     """The body. Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's
-    time) or below ``serve.min_upload_bytes_per_s``, and Overloaded for too many bodies at once."""
+    time) or below the minimum rate, and Overloaded for too many bodies at once."""
     too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
     content_length = request.headers.get("content-length", "")
     if content_length.isdigit() and int(content_length) > max_bytes:
         raise too_large
-    body, rate = bytearray(), state.config.serve.min_upload_bytes_per_s
+    body = bytearray()
     latest = asyncio.get_running_loop().time() + UPLOAD_GRACE_S
     try:
         with state.uploads.enter(state.access.client_id(request)) as receive:
@@ -181,10 +183,10 @@ async def read_body(state: GatewayState, request: Request, max_bytes: int, deadl
                         raise too_large
                     receive(len(chunk))
                     body += chunk
-                    limit.reschedule(min(latest + len(body) / rate, deadline))
+                    limit.reschedule(min(latest + len(body) / MIN_UPLOAD_BYTES_PER_S, deadline))
     except TimeoutError:
         late = asyncio.get_running_loop().time() >= deadline
-        reason = f"did not arrive in {timeout_s:g} s" if late else f"arrives at less than {rate} bytes a second"
+        reason = f"did not arrive in {timeout_s:g} s" if late else f"arrives at less than {MIN_UPLOAD_BYTES_PER_S} bytes a second"
         raise ApiError(408, f"the request's body {reason}", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the connection ended before the body did", "client_disconnected") from None

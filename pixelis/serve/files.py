@@ -75,9 +75,7 @@ class FileStore:
                 files, c = self._list(folder), self.config
                 used = sum(stored.bytes for stored in files)
                 if len(files) >= c.max_files or used + len(content) > c.max_bytes:
-                    problem = (
-                        f"this key has {len(files)} files of {used} bytes; {c.max_files} of {c.max_bytes} are allowed"
-                    )
+                    problem = f"this key has {len(files)} files of {used} bytes; {c.max_files} of {c.max_bytes} are allowed"
                     raise BadInput(problem, code="file_quota_exceeded", fix="delete files that are no longer needed")
                 with replacing(folder / file.id, permissions=0o600) as out:
                     out.write(file.model_dump_json().encode() + b"\n" + content)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.memory import Memory, SearchResult

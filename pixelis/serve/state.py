@@ -23,6 +23,11 @@ from pixelis.serve.protocol.errors import ApiError
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0
 MEMORY_CHECK_S = 1.0
+CACHE_TTL_S = 3600.0
+CLIENT_UPLOADS = 32
+"""Bodies that one client may be sending at once."""
+DECODED_REQUESTS = 2
+"""Requests of the largest size whose decoded pictures, of 3 bytes a pixel, may be in memory at once."""
 UPLOADS = 16
 """Bodies of the largest size that may be arriving at once."""
 STATUS_TIMEOUT_S = 2.0
@@ -41,11 +46,11 @@ class GatewayState:
         self.access = Access(config, key_digest)
         limits = running_limit(config), waiting_limit(config), burst_limit(config)
         self.admission = Admission(*limits, live=config.serve.priority)
-        self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
-        self.pictures = ByteBudget(config.serve.max_decoded_bytes)
+        self.uploads = Uploads(CLIENT_UPLOADS, UPLOADS * config.serve.max_body_bytes)
+        self.pictures = ByteBudget(DECODED_REQUESTS * 3 * config.serve.max_request_pixels)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
         self.files = FileStore(config.run.dir, config.serve.files)
-        self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
+        self.cache = ReplyCache(config.serve.cache, CACHE_TTL_S)
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
         self._health_lock = asyncio.Lock()

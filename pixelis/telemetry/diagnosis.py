@@ -1,4 +1,4 @@
-"""Explains in sentences why a run, an evaluation or a service achieves nothing, from its metrics, and names what helps."""
+"""Explains in sentences why a run, an evaluation or a service achieves nothing, and names what helps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pixelis.telemetry.events import as_number
 
 KL_LIMIT = 0.1
-"""KL in nats a token above which an alarm is raised (Pixelis, monitoring of RFT)."""
+"""KL in nats a token above which an alarm is raised."""
 KL = {
     "policy/kl": "from the starting policy",
     "policy/kl_in_reward": "from the starting policy",
@@ -18,9 +18,9 @@ KL = {
 FUTILE_STEPS = 3
 """Futile steps in a row that raise an alarm: one or two occur in good runs."""
 REPEAT_STEPS = 50
-"""Steps after which an alarm that still holds is raised again."""
+"""Steps after which an alarm that still holds is repeated."""
 MIN_VOTES = 100
-"""Votes in a row below the gate from which a service is said to learn nothing."""
+"""Votes in a row below the gate after which a service counts as learning nothing."""
 MIN_SHARE = 0.05
 """Share of the episodes from which an end is named."""
 SFT = "SFT first, or longer, on demonstrations of the protocol"
@@ -37,10 +37,7 @@ ENDS = {
 
 
 class Alarms:
-    """Alarms from the metrics of each step of a run. One that still holds is raised again every REPEAT_STEPS steps.
-
-    operations: whether the policy is offered any.
-    """
+    """Alarms from the metrics of each step of a run. operations: whether the policy is offered any."""
 
     def __init__(self, operations: bool):
         self.operations = operations
@@ -48,7 +45,6 @@ class Alarms:
         self.raised: dict[str, int] = {}
 
     def check(self, step: int, metrics: Mapping[str, Any]) -> list[str]:
-        """New alarms after ``step``."""
         alarms = {}
         if is_futile(metrics):
             self.futile.append(metrics)
@@ -68,12 +64,13 @@ class Alarms:
 
 
 def is_futile(step: Mapping[str, Any]) -> bool:
-    """Whether a step had no gradient, or none of a reward: no advantage differed from 0, and nothing was replayed."""
+    """Whether a step had no gradient, or none of a reward: no advantage differed from 0, and nothing was
+    replayed."""
     return step.get("policy/grad_norm") == 0 or (step.get("advantage/abs_mean") == 0 and not step.get("group/replayed"))
 
 
 def of_run(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why at least half of the steps of a run taught nothing, and what helps; None for other runs. steps: their metrics."""
+    """Why at least half of the steps of a run taught nothing, and what helps; None for other runs."""
     futile = [step for step in steps if is_futile(step)]
     if 2 * len(futile) < max(len(steps), 1):
         return None
@@ -81,7 +78,7 @@ def of_run(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def of_evaluation(summary: Mapping[str, Any]) -> str | None:
-    """Why at least half of the episodes of an evaluation gave no answer, and what helps; None for other evaluations."""
+    """Why at least half of the episodes of an evaluation gave no answer, and what helps; None for others."""
     ends = summary.get("stop_reasons") or {}
     episodes = sum(ends.values())
     silent = episodes - summary.get("answered", ends.get("answer", 0) + ends.get("done", 0))
@@ -92,7 +89,8 @@ def of_evaluation(summary: Mapping[str, Any]) -> str | None:
 
 
 def of_service(counts: Mapping[str, float]) -> str | None:
-    """Why a service learns nothing, from the counts of its gateway, and what helps; None if a vote has passed the gate."""
+    """Why a service learns nothing, from the counts of its gateway, and what helps; None if a vote has passed
+    the gate."""
     if (gated := counts.get("gated", 0)) < MIN_VOTES or counts.get("update_sent") or counts.get("update_refused"):
         return None
     helps = [SFT, "more samples of a request (serve.samples)", "a lower evolution.gate"]
@@ -119,7 +117,7 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ends(shares: Mapping[str, float]) -> tuple[str, list[str]]:
-    """How episodes ended without an answer, the most frequent end first, and what helps."""
+    """How episodes without an answer ended, the most frequent end first, and what helps."""
     names = sorted((name for name in ENDS if shares.get(name, 0.0) >= MIN_SHARE), key=lambda name: -shares[name])
     return ", ".join(f"{100 * shares[name]:.0f} % {ENDS[name][0]}" for name in names), [ENDS[name][1] for name in names]
 

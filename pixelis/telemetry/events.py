@@ -1,7 +1,8 @@
 """The event log of a run, `events.jsonl`: one JSON object per line, read by reports and resumed runs.
 
-Several processes may append at once: each line is one `write` to a descriptor opened for appending, so lines do not mix. A
-process that dies while writing leaves an incomplete line; the next writer starts a new line, and readers skip the incomplete one.
+Several processes may append at once: each line is one `write` to a descriptor opened for appending, so lines
+do not mix. A process that dies may leave an incomplete line; the next writer starts a new line, and readers
+skip the incomplete one.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from typing import Any
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
-"""Kind of the events about a run that goes wrong: `step` and `text`."""
+"""Kind of the alarms of a run: `step` and `text`."""
 NOTICE = "notice"
-"""Kind of the messages about lost nodes and what a run waits for: `text`, and `waiting` if it makes no steps until then."""
+"""Kind of the messages about lost nodes and waiting: `text`, and `waiting` if the run makes no steps until
+then."""
 JOINED = "generator/joined"
 LEFT = "generator/left"
 STREAMED = "weights/streamed"
-"""Kind of the events of generators that join a run: `generator`, its name, and `generators`, how many there are then."""
+"""Kinds of the events of generators: `generator`, its name, and `generators`, their number."""
 REPLAYED = "replayed"
-"""Kind of a step's event whose result was lost, because the run resumed from an earlier checkpoint and repeated the step."""
+"""Kind of a step's event that was lost because the run resumed from an earlier checkpoint."""
 BLOCK = 2**16
 STAGE = "stage"
-"""Kind of the events that name the current startup stage of a run."""
+"""Kind of the events that name the startup stage of a run."""
 
 
 class EventLog:
     """Appends events to `run_dir/events.jsonl`; creates the file and its folder.
 
-    A crash of the process loses no event for which `write` returned; `close` also flushes to the disk. An unpickled log appends
-    to the same file.
+    A crash of the process loses no event for which `write` returned; `close` also flushes to the disk. An
+    unpickled log appends to the same file.
     """
 
     def __init__(self, run_dir: str | Path):
@@ -47,11 +49,9 @@ class EventLog:
         self._descriptor: int | None = None
 
     def write(self, kind: str, /, **fields: Any) -> None:
-        """Append `{"time": unix seconds, "kind": kind, **fields}`.
+        """Append `{"time": unix seconds, "kind": kind, **fields}` as strict JSON, see `plain`.
 
-        Records, dataclasses, numpy values, paths and enums become plain JSON; NaN and infinities become the texts "nan", "inf"
-        and "-inf", so that every line is strict JSON; any other value becomes its repr. Raises ValueError for the names `time`
-        and `kind`, OSError when the file cannot be written.
+        Raises ValueError for the names `time` and `kind`, OSError if the file cannot be written.
         """
         if RESERVED & fields.keys():
             raise ValueError(f"the fields {' and '.join(sorted(RESERVED))} of an event are reserved")
@@ -90,7 +90,7 @@ class EventLog:
 
 
 def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """All events of a run, or those of one kind, in the order written; none without a log. Incomplete lines are skipped."""
+    """All events of a run, or those of one kind, in order; none without a log."""
     path = Path(run_dir) / FILE
     if not path.is_file():
         return []
@@ -103,7 +103,7 @@ def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
-    """The newest event of these kinds, None without one. Reads from the end, so the length of the log does not matter."""
+    """The newest event of these kinds, None without one. Reads from the end."""
     path, tail = Path(run_dir) / FILE, b""
     if not path.is_file():
         return None
@@ -122,7 +122,8 @@ def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
 
 
 def mark_replayed(run_dir: str | Path, step: int) -> int:
-    """Change the kind of steps and evaluations after `step` to `replayed`, before a run repeats them; returns their number.
+    """Change the kind of steps and evaluations after `step` to `replayed`, before a run repeats them; returns
+    their number.
 
     In place and without a change of length, because other processes append to the same file.
     """
@@ -145,7 +146,8 @@ def mark_replayed(run_dir: str | Path, step: int) -> int:
 
 
 def drop_steps(path: str | Path, step: int) -> None:
-    """Remove the rows of `step` and later ones from a JSON-lines file that nobody is writing, before a run repeats them."""
+    """Remove the rows of `step` and later ones from a JSON-lines file that nobody is writing, before a run
+    repeats them."""
     path = Path(path)
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     rows = [line for line in lines if (_event(line) or {"step": step})["step"] < step]
@@ -164,7 +166,11 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON types; see `EventLog.write` for the rules."""
+    """The value as strict JSON types.
+
+    Records, dataclasses, numpy values, paths and enums become plain JSON; NaN and infinities the texts "nan",
+    "inf" and "-inf"; any other value its repr.
+    """
     if isinstance(value, enum.Enum):
         return plain(value.value)
     if value is None or isinstance(value, (bool, int, str)):

@@ -1,7 +1,7 @@
-"""Lineage files: the inputs, configuration, code and seed that a data set, a checkpoint or another result was made from.
+"""Lineage files: the inputs, configuration, code and seed of a data set, a checkpoint or another result.
 
-A folder has a `lineage.json`, a file NAME a `NAME.lineage.json` beside it. Paths are relative to the result, so that a tree of
-runs can be moved.
+A folder has a `lineage.json`, a file NAME a `NAME.lineage.json` beside it. Paths are relative to the result,
+so that a tree of runs can be moved.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Input(_Part):
 
 
 class Code(_Part):
-    """Version of the package; its commit and whether it has uncommitted changes when it runs from a checkout."""
+    """Version of the package; in a checkout its commit and whether it has uncommitted changes."""
 
     version: str
     commit: str | None = None
@@ -65,8 +65,8 @@ class Code(_Part):
 class Record(_Part):
     """The content of a lineage file.
 
-    sha256: hash of the result, None for the folder of a run, which still grows. earlier: the records before the run was resumed
-    with other inputs, another configuration or other code.
+    sha256: hash of the result, None for the folder of a run, which still grows. earlier: the records before
+    the run was resumed with other inputs, configuration or code.
     """
 
     format: Literal[1] = 1
@@ -81,7 +81,6 @@ class Record(_Part):
 
     @property
     def provenance(self) -> tuple[object, ...]:
-        """The fields that differ when a result was made from something else."""
         return (self.config_sha256, self.seed, self.code, [(i.role, i.source, i.sha256) for i in self.inputs])
 
 
@@ -98,9 +97,9 @@ def record(
 ) -> Path:
     """Write the lineage of the result at ``path`` (a file or a folder that exists); returns the lineage file.
 
-    inputs: files, folders, sources (`coco:/data/coco?split=val`, `cards:?split=train`), or Input when the hash is known; the keys
-    of a mapping are the roles. grows: the result is the folder of a run, so it gets no hash, and the record of an earlier run in
-    it is kept. Raises MissingFile when the result or an input does not exist.
+    inputs: files, folders, sources (`coco:/data/coco?split=val`, `cards:?split=train`), or Input when the
+    hash is known; the keys of a mapping are the roles. grows: the result is the folder of a run, which gets
+    no hash and keeps its earlier record. Raises MissingFile if the result or an input does not exist.
     """
     path = Path(path)
     if not path.exists():
@@ -123,7 +122,6 @@ def record(
 
 
 def lineage_file(path: str | Path) -> Path:
-    """The lineage file of a result."""
     path = Path(path)
     return path / NAME if path.is_dir() else path.with_name(f"{path.name}.{NAME}")
 
@@ -157,12 +155,13 @@ def of_run(path: str | Path, kind: str) -> dict[str, object] | None:
 
 
 def of_checkpoint(run_dir: str | Path) -> dict[str, object] | None:
-    """The lineage of every checkpoint of the run in ``run_dir``; None when the folder has no lineage."""
+    """The lineage of every checkpoint of a run; None if the folder has no lineage."""
     return of_run(Path(run_dir) / "checkpoints" / "step", "checkpoint")
 
 
 def record_in_run(path: str | Path, kind: str) -> None:
-    """Write the lineage of a result inside the folder of a run: that of the run, and the result's own hash."""
+    """Write the lineage of a result inside the folder of a run: that of the run with the result's own
+    hash."""
     if (known := of_run(path, kind)) is None:
         raise MissingFile(f"{path} is not inside the folder of a run")
     write_json(lineage_file(path), known | {"sha256": digest(path)[0]})
@@ -183,12 +182,13 @@ def find_record(path: str | Path) -> tuple[Path, Record] | None:
 
 
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
-    """(sha256, bytes) of a file, of a folder, or of the files that a pattern with `*` matches.
-
-    The hash of a folder covers names and contents, with two exceptions: names and sizes of pictures, clips and sounds; size,
-    first block and 64 evenly spread blocks of weights above 64 MiB, as in `policy.model_path.fingerprint`. For a checkpoint it
-    covers the hashes in the manifest. Hidden files, lineage files and everything below ``without`` are excluded. Raises
+    """(sha256, bytes) of a file, of a folder, or of the files that a pattern with `*` matches. Raises
     MissingFile.
+
+    The hash of a folder covers names and contents, with two exceptions: names and sizes of pictures, clips
+    and sounds; size, first block and 64 evenly spread blocks of weights above 64 MiB, as in
+    `policy.model_path.fingerprint`. For a checkpoint it covers the hashes in the manifest. It excludes hidden
+    files, lineage files and everything below ``without``.
     """
     path = Path(path)
     if path.is_file():
@@ -237,7 +237,6 @@ def _content_hash(path: Path, size: int) -> str:
 
 @cache
 def code() -> Code:
-    """The version, and the commit of the checkout, of the running code."""
     try:
         number = version("pixelis")
     except PackageNotFoundError:
@@ -271,7 +270,8 @@ STATE_LABELS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A result or a source in a chain. state: how its content compares with the hash that the result above it recorded."""
+    """A result or a source in a chain. state: comparison of its content with the hash that the result above
+    it recorded."""
 
     name: str
     role: str
@@ -281,19 +281,18 @@ class Node:
     sources: tuple[Node, ...] = ()
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it."""
         yield self
         for node in self.sources:
             yield from node.walk()
 
     @property
     def broken(self) -> list[Node]:
-        """Nodes that are missing, changed or made from themselves."""
         return [node for node in self.walk() if node.state in ("changed", "missing", "cycle")]
 
 
 def trace(path: str | Path) -> Node:
-    """The chain from a result to its sources, with every hash compared. Raises MissingFile for a result without a lineage."""
+    """The chain from a result to its sources, with every hash compared. Raises MissingFile for a result
+    without a lineage."""
     path = Path(os.path.abspath(path))
     if not path.exists():
         raise MissingFile(f"{path} does not exist")
@@ -317,7 +316,8 @@ def _node(
 
 
 def _source(item: Input, result: Path, root: Path, above: tuple[Path, ...]) -> Node:
-    """The node of an input of ``result``, named by its path relative to ``root``, the folder of the traced result."""
+    """The node of an input of ``result``, named by its path relative to ``root``, the folder of the traced
+    result."""
     if item.path is None:
         known = item.source == "nano" and item.sha256 is not None  # the embedded model, which lies in the package
         state: State = "unhashed" if not known else "ok" if fingerprint(resolve("nano")) == item.sha256 else "changed"
@@ -395,7 +395,8 @@ def _resolve_input(role: str, source: Source, result: Path) -> Input:
 
 
 def _relative_to(base: Path, item: Input, path: Path) -> Input:
-    """The input with its path, also inside its source, relative to ``base``; absolute when they share no folder."""
+    """The input with its path, also inside its source, relative to ``base``; absolute if they share no
+    folder."""
     path, base = Path(os.path.abspath(path)), Path(os.path.abspath(base))
     unrelated = os.path.commonpath([path, base]) == path.anchor
     shown = str(path) if unrelated else os.path.relpath(path, base)
@@ -403,10 +404,8 @@ def _relative_to(base: Path, item: Input, path: Path) -> Input:
 
 
 def local_path(source: str | Path) -> Path | None:
-    """The local path of a source (`shop.jsonl`, `coco:/data/coco?split=val`), None for generated and remote ones.
-
-    Raises MissingFile when the path does not exist.
-    """
+    """The path of a source (`shop.jsonl`, `coco:/data/coco?split=val`), None for generated and remote ones.
+    Raises MissingFile."""
     if isinstance(source, Path) or os.path.exists(source):
         path = Path(source)
     else:

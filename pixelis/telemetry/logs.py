@@ -1,4 +1,4 @@
-"""JSON lines of what a process of a service logs, and of each request, with the id of the trace to which they belong."""
+"""JSON lines of what a process of a service logs, and of each request, with the id of its trace."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 FOLDER = "logs"
 """Folder below run.dir of the log files."""
 MAX_FILE_BYTES = 50_000_000
-"""Size at which a log file is closed; the file before it is then deleted."""
+"""Size at which a log file is closed; the one before it is then deleted."""
 MAX_WAITING = 10_000
 """Records that wait for a slow disk; more are dropped."""
 _started = threading.Lock()
 
 
 def start(config: Config, service: str) -> None:
-    """Write this process's records from now on, if ``telemetry.logs`` says so. Only the first call of a process counts.
-
-    ``service``: the name of the process in the lines, such as ``gateway``.
-    """
+    """Write this process's records from now on, if ``telemetry.logs`` is set. ``service`` names it in the
+    lines."""
     if not config.telemetry.logs or not _started.acquire(blocking=False):
         return
     folder = Path(config.run.dir) / FOLDER
@@ -48,12 +46,11 @@ def start(config: Config, service: str) -> None:
 
 class _Queue(QueueHandler):
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Complete the record in the thread that logs, which knows its trace."""
         record.trace_id = tracing.trace_id()
         return super().prepare(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full queue must not cost more than the line."""
+        """Drop the line if the queue is full."""
 
 
 class _File(RotatingFileHandler):
@@ -62,7 +59,6 @@ class _File(RotatingFileHandler):
         self.service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of JSON, whatever the message contains."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -75,4 +71,4 @@ class _File(RotatingFileHandler):
         return json.dumps(line | getattr(record, "fields", {}), ensure_ascii=False, default=str)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk must not cost more than the line."""
+        """Drop the line if the disk is full."""

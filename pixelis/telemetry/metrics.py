@@ -1,7 +1,7 @@
 """Ray metrics, for its dashboard and Prometheus.
 
-Metric keys are `area/name` (`reward/accuracy`); Prometheus shows the same number as `ray_pixelis_reward_accuracy` (Ray adds its
-prefix).
+Metric keys are `area/name` (`reward/accuracy`); Prometheus shows the same number as
+`ray_pixelis_reward_accuracy` (Ray adds its prefix).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gateway/inside": ("gauge", ("replica",), "requests that run or wait in a gateway"),
     "gateway/policy_version": ("gauge", ("replica",), "policy version of a gateway's last answer"),
 }
-"""Metrics of actors: key -> kind, tags, description. Learners also publish the metrics of each step (docs/metrics.md)."""
+"""Metrics of actors: kind, tags, description. Learners also publish the metrics of each step
+(docs/metrics.md)."""
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets of histograms."""
@@ -74,7 +75,7 @@ def metric_name(key: str) -> str:
 def publish(values: Mapping[str, Any], tags: Mapping[str, str] | None = None) -> None:
     """Set one Ray gauge per `area/name` key, for the values that are finite numbers.
 
-    Works in an actor, a task or a driver connected to Ray; elsewhere it has no effect. A key must always have the same tag names.
+    Has no effect outside of Ray. A key must always have the same tag names.
     """
     for key, value in values.items():
         if (number := as_number(value)) is not None:

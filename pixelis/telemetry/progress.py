@@ -1,4 +1,5 @@
-"""Progress of a job: a live bar with the remaining time on a terminal, plain lines in a log file or a Ray job."""
+"""Progress of a job: a live bar with the remaining time on a terminal, plain lines in a log file or a Ray
+job."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 WINDOW = 20
-"""Number of recent updates that the speed is measured over, so that a slow first step does not distort it for long."""
+"""Number of recent updates that the speed is measured over, so that a slow first step does not distort it for
+long."""
 
 
 class Progress:
     """`with Progress("rft", total=40) as p: p.update(done, **metrics)`.
 
-    `done` counts from 0 to `total`; a resumed run passes `start`. `metrics` are shown beside it. On a stream that is not a
-    terminal, at most one line is printed every `every` seconds. `enabled=False` prints nothing.
+    `done` counts from 0 to `total`; a resumed run passes `start`. On a stream that is not a terminal, a line
+    is printed at most every `every` seconds. `enabled=False` prints nothing.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Progress:
         return self
 
     def update(self, done: int, *, waiting: bool = False, **metrics: float | int | str) -> None:
-        """Show that `done` of `total` are finished, with the latest metrics. waiting: it is unknown for how long."""
+        """Show that `done` of `total` are finished, with the latest metrics. waiting: the remaining time is
+        unknown."""
         now = time.monotonic()
         if waiting or done < self.done:
             self._recent.clear()
@@ -71,10 +74,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Remaining seconds, estimated from the recent updates; None before they tell enough.
-
-        Where many items finish together, the time between two that do not says nothing.
-        """
+        """Remaining seconds, estimated from the recent updates; None while there are too few."""
         if len(self._recent) < 2:
             return None
         (first_at, first), (last_at, last) = self._recent[0], self._recent[-1]
@@ -102,7 +102,7 @@ class Progress:
 
 
 def stage(name: str, enabled: bool = True) -> None:
-    """Print a startup stage of a job, before there is progress to show."""
+    """Print a startup stage of a job."""
     if enabled:
         print(f"[starting] {name}", flush=True)
 
@@ -122,7 +122,8 @@ def _short(value: float | int | str) -> str:
 
 
 class StepProgress:
-    """Progress of several steps, one after the other; call it with a step's name, its finished items and its total."""
+    """Progress of several steps, one after the other; call it with a step's name, its finished items and its
+    total."""
 
     def __init__(self, name: str, enabled: bool = True):
         self.name, self.enabled = name, enabled
@@ -138,7 +139,6 @@ class StepProgress:
         self._progress.update(done)
 
     def close(self) -> None:
-        """Finish the last step."""
         if self._progress is not None:
             self._progress.__exit__(None, None, None)
             self._progress = None

@@ -1,6 +1,7 @@
-"""OpenTelemetry traces: one trace from a request through its vote, episodes, operations and memory to update and promotion.
+"""OpenTelemetry traces: one trace from a request through its vote, episodes, operations and memory to update
+and promotion.
 
-Without ``telemetry.traces`` spans cost microseconds and are not recorded, but the context of a caller (W3C ``traceparent``) is
+Without ``telemetry.traces`` spans are not recorded, but the context of a caller (W3C ``traceparent``) is
 passed on. Ray calls carry it as an argument, because threads and actors do not inherit it.
 """
 
@@ -31,7 +32,7 @@ log = logging.getLogger("pixelis.telemetry")
 FOLDER = "traces"
 """Folder below run.dir of the span files."""
 MAX_FILE_BYTES = 50_000_000
-"""Size at which a span file is closed; the file before it is then deleted."""
+"""Size at which a span file is closed; the one before it is then deleted."""
 FLUSH_MS = 1000
 _W3C = TraceContextTextMapPropagator()
 _ID_KEYS = ("traceId", "spanId", "parentSpanId")
@@ -40,10 +41,10 @@ _tracer: trace.Tracer = trace.NoOpTracer()  # not the global one, which Ray Serv
 
 
 def start(config: Config, service: str) -> None:
-    """Record the spans of this process from now on, as ``telemetry.traces`` says. Only the first call of a process counts.
+    """Record the spans of this process from now on, as ``telemetry.traces`` says. ``service`` names it in
+    viewers.
 
-    With ``telemetry.logs`` alone, spans have ids, which the lines of the log name, and are not recorded.
-    ``service``: the name under which viewers show the process, such as ``gateway``.
+    With ``telemetry.logs`` alone, spans have ids, which the log names, and are not recorded.
     """
     global _tracer
     destination = config.telemetry.traces
@@ -70,9 +71,10 @@ def start(config: Config, service: str) -> None:
 
 @contextmanager
 def span(name: str, parent: str | None = None, **attributes: Any) -> Iterator[Span]:
-    """A span of the enclosed work. ``parent``: a ``traceparent``; None is the current span. An exception marks it as failed.
+    """A span of the enclosed work. ``parent``: a ``traceparent``; None is the current span. An exception
+    marks it as failed.
 
-    Not around the ``yield`` of a generator, whose steps may run in other contexts: use ``begin`` there.
+    Use ``begin`` around the ``yield`` of a generator, whose steps may run in other contexts.
     """
     with _tracer.start_as_current_span(name, _context(parent), attributes=_plain(attributes)) as current:
         yield current
@@ -84,7 +86,8 @@ def begin(name: str, parent: str | None = None, **attributes: Any) -> Span:
 
 
 def record(name: str, parents: Sequence[str], since: float, **attributes: Any) -> None:
-    """A span from ``since`` (``time.time``) until now in each trace of ``parents``; for work done for many requests together."""
+    """A span from ``since`` (``time.time``) until now in each trace of ``parents``, for work done for many
+    requests together."""
     for parent in filter(None, dict.fromkeys(parents)):
         _tracer.start_span(name, _context(parent), attributes=_plain(attributes), start_time=int(since * 1e9)).end()
 
@@ -103,7 +106,6 @@ def trace_id() -> str:
 
 
 def failed(span: Span, code: str) -> None:
-    """Mark a span as failed."""
     span.set_status(StatusCode.ERROR, code)
 
 
@@ -116,7 +118,8 @@ def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file_exporter(path: Path) -> Any:
-    """An exporter that appends OTLP as JSON lines, as the OpenTelemetry Collector's file exporter writes them."""
+    """An exporter that appends OTLP as JSON lines, as the OpenTelemetry Collector's file exporter writes
+    them."""
     from google.protobuf.json_format import MessageToDict
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -154,8 +157,8 @@ def _hex_ids(value: Any) -> Any:
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The spans of the files in ``folder`` by trace id, in order of their start.
 
-    A span has ``id``, ``parent``, ``name``, ``service``, ``start`` and ``end`` (seconds), ``failed`` and ``attributes``. Lines
-    that are not OTLP are skipped: the last one of a process that was killed may be incomplete.
+    A span has ``id``, ``parent``, ``name``, ``service``, ``start`` and ``end`` (seconds), ``failed`` and
+    ``attributes``. Skips lines that are not OTLP, such as the last one of a process that was killed.
     """
     traces: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -192,7 +195,8 @@ def _attributes(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def tree(spans: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Spans of one trace with their depth, children after their parent. Spans whose parent is not there are roots."""
+    """Spans of one trace with their depth, children after their parent. Spans whose parent is missing are
+    roots."""
     known = {span["id"] for span in spans}
     children: dict[str, list[dict[str, Any]]] = {}
     for item in spans:

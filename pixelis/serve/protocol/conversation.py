@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pixelis.records import Exchange
 from pixelis.serve.answer_format import OBJECT, AnswerFormat
@@ -41,6 +41,17 @@ class ReadMessage(NamedTuple):
     text: str
     images: Sequence[Placed] = ()
     clips: Sequence[Placed] = ()
+
+
+def add_media(
+    images: list[Placed], clips: list[Placed], role: str, url: str, kind: Literal["image", "video"] | None, place: str
+) -> None:
+    """Add the picture or clip of a part at ``place``; ``kind`` None is known by the URL. Raises ApiError 400
+    unless the user sends it."""
+    if role != "user":
+        raise ApiError(400, f"pictures belong in a user message, not in a {role} message", "invalid_value", place)
+    is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
+    (clips if is_clip else images).append((url, place))
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:

@@ -101,10 +101,6 @@ def data_url(data: str, param: str) -> str:
         raise ApiError(400, f"`{param}`: {error.message}", error.code, param) from None
 
 
-def is_clip(url: str) -> bool:
-    return url.startswith("data:video/")
-
-
 FORM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["file", "purpose"],

@@ -17,9 +17,9 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
+from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
-from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url, is_clip
+from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
@@ -111,26 +111,21 @@ class Message(LenientModel):
         texts, images, clips = list[str](), list[Placed](), list[Placed]()
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
-            if getattr(part, part.type) is None:
+            content: Any = getattr(part, part.type)
+            if content is None:
                 raise ApiError(400, f"a part of type `{part.type}` needs `{part.type}`", "invalid_value", place)
-            if part.text is not None and part.type == "text":
-                texts.append(part.text.strip())
-            elif part.type == "refusal":
-                pass  # the reply has no answer
-            elif self.role != "user":
-                message = f"pictures belong in a user message, not in a {self.role} message"
-                raise ApiError(400, message, "invalid_value", place)
-            elif part.type == "image_url" and part.image_url is not None:
-                images.append((part.image_url.url, place))
-            elif part.type == "video_url" and part.video_url is not None:
-                clips.append((part.video_url.url, place))
-            elif part.input_video is not None:
-                clips.append((part.input_video.url(files, place), place))
-            elif part.image_file is not None:
-                images.append((part.image_file.url(files, "image", place), place))
-            elif part.file is not None:
-                url = part.file.url(files, None, place)
-                (clips if is_clip(url) else images).append((url, place))
+            if part.type == "text":
+                texts.append(content.strip())
+            elif part.type in ("image_url", "video_url"):
+                kind: Literal["image", "video"] = "image" if part.type == "image_url" else "video"
+                add_media(images, clips, self.role, content.url, kind, place)
+            elif part.type == "input_video":
+                add_media(images, clips, self.role, content.url(files, place), "video", place)
+            elif part.type == "image_file":
+                add_media(images, clips, self.role, content.url(files, "image", place), "image", place)
+            elif part.type == "file":
+                add_media(images, clips, self.role, content.url(files, None, place), None, place)
+            # A refusal adds nothing: the reply has no answer.
         return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
     def file_ids(self) -> Iterator[str]:

@@ -19,9 +19,9 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.conversation import ReadMessage, answer_format, read_messages, refuse_unsupported
+from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
-from pixelis.serve.protocol.files import FileReference, NamesFiles, is_clip
+from pixelis.serve.protocol.files import FileReference, NamesFiles
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
@@ -116,12 +116,9 @@ class InputItem(LenientModel):
             content = getattr(part, name)
             if content is None and part.file_id is None and part.file_data is None:
                 raise ApiError(400, f"a part of type `{part.type}` needs `{name}` or `file_id`", "invalid_value", place)
-            if self.role != "user":
-                message = f"pictures belong in a user message, not in a {self.role} message"
-                raise ApiError(400, message, "invalid_value", place)
             if part.file_id is not None or part.file_data is not None:
                 content = FileReference(file_id=part.file_id, file_data=part.file_data).url(files, kind, place)
-            (clips if kind == "video" or (kind is None and is_clip(content)) else images).append((content, place))
+            add_media(images, clips, self.role, content, kind, place)
         return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
 

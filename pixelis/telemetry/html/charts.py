@@ -1,4 +1,5 @@
-"""Geometry of line charts; the template ``charts.html`` draws them as inline SVG in the colours of the page's style."""
+"""Geometry of line charts; the template ``charts.html`` draws them as inline SVG in the colours of the page's
+style."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Band = Sequence[tuple[float, float, float]]
 """(x, lowest, highest) of a line's values, in the order of x."""
 
 WIDTH, HEIGHT = 420, 230
-"""Drawing units. A chart is shown about this wide, so that its text keeps its size on a phone and on a desktop."""
+"""Drawing units; a chart is shown about this wide."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 34
 MAX_POINTS = 300
 TINY = 1e-290
@@ -22,7 +23,8 @@ TINY = 1e-290
 
 @dataclass(frozen=True)
 class Line:
-    """A named line: its points in drawing units, its first and last values as text, and the outline of its band."""
+    """A named line: its points in drawing units, its first and last values as text, and the outline of its
+    band."""
 
     name: str
     points: list[tuple[float, float]]
@@ -43,10 +45,10 @@ class Chart:
 
 
 def line_chart(series: Mapping[str, Series], share: bool = False, bands: Mapping[str, Band] | None = None) -> Chart | None:
-    """Place named series of finite (x, y) points in a chart; None when every series is empty.
+    """Place named series of finite (x, y) points in a chart; None if every series is empty.
 
-    ``share``: the values are shares, drawn from 0 to 100 % when all of them are in 0..1. A line of more than 300 points is
-    averaged in equal runs. ``bands``: ranges around lines of the same name.
+    ``share``: the values are shares, drawn from 0 to 100 % if all of them are in 0..1. A line of more than
+    300 points is averaged in equal runs. ``bands``: ranges around lines of the same name.
     """
     lines = {name: sorted(points) for name, points in series.items() if points}
     if not lines:

@@ -1,4 +1,5 @@
-"""Values of an observation as plain text: objects, read lines, tracks and properties. Accepts data of any shape."""
+"""Values of an observation as plain text: objects, read lines, tracks and properties. Accepts data of any
+shape."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Details:
-    """The content of an observation. Lines have a confidence or ``""``; ``more_lines`` were left out."""
+    """The content of an observation. Lines have a confidence or ````; ``more_lines`` were left out."""
 
     objects: list[tuple[str, list[str]]]
     lines: list[tuple[str, str]]
@@ -40,7 +41,6 @@ class Details:
 
 
 def details_of(observation: Observation) -> Details | None:
-    """The details of an observation's data; None when it has none."""
     data = observation.data
     lines = mappings(data.get("lines"))
     groups = data["properties"] if isinstance(data.get("properties"), Mapping) else {}
@@ -115,15 +115,13 @@ def _confidence(line: Mapping[str, Any]) -> str:
 
 
 def as_index(value: Any) -> int | None:
-    """The value as the number of a frame, None for anything but a whole number from 0 on."""
+    """The value if it is a frame number, otherwise None."""
     return value if type(value) is int and value >= 0 else None
 
 
 def as_list(values: Any) -> list[Any]:
-    """The items of a list or tuple; none of anything else."""
     return list(values) if isinstance(values, (list, tuple)) else []
 
 
 def mappings(values: Any) -> list[Mapping[str, Any]]:
-    """The mappings among the items of a list or tuple."""
     return [value for value in as_list(values) if isinstance(value, Mapping)]

@@ -28,8 +28,8 @@ TRACK_FRAMES = 6
 class Drawing:
     """``data`` of an observation to draw on a region of a picture, or of a frame of a clip.
 
-    ``view`` names the view of that frame, if it has one. ``shows_target``: nothing that was found has a place, so the drawing
-    shows the object or box that the call was about.
+    ``view`` names the view of that frame, if it has one. ``shows_target``: the drawing shows the target of
+    the call, because nothing that was found has a place.
     """
 
     root: str
@@ -43,7 +43,6 @@ class Drawing:
 
     @property
     def caption(self) -> str:
-        """One line of plain text."""
         if self.frame is not None:
             return (f"{self.view}: " if self.view else "") + frame_label(self.frame, self.time)
         if self.shows_target:
@@ -51,7 +50,8 @@ class Drawing:
         return "What was found in this region" if self.region != geometry.WHOLE else "What was found"
 
     def paint(self, pictures: Mapping[str, np.ndarray], images: Sequence[ImageView]) -> np.ndarray | None:
-        """The pixels with the data drawn on them, uint8 [height, width, 3]; None when the picture was not kept."""
+        """The pixels with the data drawn on them, uint8 [height, width, 3]; None if the picture was not
+        kept."""
         picture = full_picture(pictures, images, self.root, self.frame)
         if picture is None:
             return None
@@ -75,7 +75,8 @@ def frame_key(clip: str, frame: int) -> str:
 
 
 def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
-    """The drawings for the observation of turn number ``turn``; none for a zoom, which is marked on the picture itself."""
+    """The drawings for the observation of turn number ``turn``; none for a zoom, which is marked on the
+    picture itself."""
     observation = trajectory.turns[turn].observation
     if observation is None or observation.status != "ok":
         return []
@@ -119,7 +120,8 @@ def _track_drawings(
 
 
 def required_frames(trajectory: Trajectory) -> dict[str, list[int]]:
-    """Clip -> numbers of the frames that the page of an episode shows: those that the policy saw and those drawn on."""
+    """Clip -> numbers of the frames that the page of an episode shows: those that the policy saw and those
+    drawn on."""
     required: dict[str, set[int]] = {}
     for view in trajectory.images:
         if view.parent is not None and view.frame is not None:
@@ -134,7 +136,8 @@ def required_frames(trajectory: Trajectory) -> dict[str, list[int]]:
 def full_picture(
     pictures: Mapping[str, np.ndarray], images: Sequence[ImageView], root: str, frame: int | None
 ) -> np.ndarray | None:
-    """A whole picture, or a whole frame: at full resolution, else as a view of it shows it. None when neither was kept."""
+    """A whole picture or frame: at full resolution, else as a view of it shows it. None if neither was
+    kept."""
     if frame is None:
         return pictures.get(root)
     if (full := pictures.get(frame_key(root, frame))) is not None:
@@ -144,7 +147,7 @@ def full_picture(
 
 
 def _locate(images: Sequence[ImageView], target: str) -> tuple[str, int | None, Box] | None:
-    """The media, frame and region of a target; None when one of its parents is missing."""
+    """The media, frame and region of a target; None if one of its parents is missing."""
     if target not in {view.id for view in images} and any(v.parent == target and v.frame is not None for v in images):
         return target, None, geometry.WHOLE
     try:

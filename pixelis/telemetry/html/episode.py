@@ -1,4 +1,5 @@
-"""One episode as a person looks at it: the picture with the boxes of zooms, each turn, what operations found, the rewards."""
+"""One episode for a person: the picture with the boxes of zooms, each turn, what operations found, the
+rewards."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ class Shot:
 
     @property
     def caption(self) -> str:
-        """The number and time of a frame."""
         return frame_label(self.view.frame, self.view.time)
 
 
 @dataclass(frozen=True)
 class Crop:
-    """A picture that an observation returned: its name, its mark and pixels if known, the size of its source region."""
+    """A picture that an observation returned: its name, its mark and pixels if known, the size of its source
+    region."""
 
     name: str
     mark: Mark | None
@@ -52,7 +53,8 @@ class Crop:
 
 @dataclass(frozen=True)
 class TurnPage:
-    """A turn and what belongs to it: its number among the policy's turns, or what the observation of a tool shows."""
+    """A turn and what belongs to it: its number among the policy's turns, or what the observation of a tool
+    shows."""
 
     turn: Turn
     number: int = 0
@@ -67,10 +69,10 @@ class TurnPage:
 class EpisodePage:
     """An episode with its pixels.
 
-    ``pictures``: image id -> uint8 [height, width, 3]. The question's own pictures (`img0`) are at full size, observations
-    (`obs1`) and frames (`vid0.0`) as the policy saw them, and frames of clips at full size under `drawings.frame_key` (those of
-    `drawings.required_frames`). The page names the missing ones. ``title``: for example the evaluated arm.
-    ``is_demonstration``: the episode is a demonstration, not a rollout.
+    ``pictures``: image id -> uint8 [height, width, 3]. The question's own pictures (`img0`) are at full size,
+    observations (`obs1`) and frames (`vid0.0`) as the policy saw them, and frames of clips at full size under
+    `drawings.frame_key` (those of `drawings.required_frames`). The page names the missing ones. ``title``:
+    for example the evaluated arm.
     """
 
     question: Question
@@ -81,7 +83,8 @@ class EpisodePage:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the answer is right: by the accuracy reward, else by comparing texts; None without accepted answers."""
+        """Whether the answer is right: by the accuracy reward, else by comparing texts; None without accepted
+        answers."""
         if "accuracy" in self.trajectory.rewards:
             return self.trajectory.rewards["accuracy"] >= 1.0
         if not self.question.answers:
@@ -90,13 +93,12 @@ class EpisodePage:
         return answer in {truth.strip().casefold() for truth in self.question.answers}
 
     def stills(self) -> list[Shot]:
-        """The question's pictures with the boxes of all zooms."""
         # An episode whose prompt did not fit has no images, but the question still has its own.
         views = self.trajectory.images or [ImageView(id=media.id) for media in self.question.media if media.kind == "image"]
         return [Shot(v, self.pictures.get(v.id), self._marks_on(v.id)) for v in views if v.parent is None]
 
     def first_look(self, shot: Shot) -> np.ndarray | None:
-        """What the policy saw of a picture at first, when that is much smaller than what the page shows."""
+        """What the policy saw of a picture at first, if that is much smaller than what the page shows."""
         width, height = shot.view.view_size
         if (
             shot.picture is None
@@ -107,7 +109,6 @@ class EpisodePage:
         return np.asarray(Image.fromarray(shot.picture).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0))
 
     def clips(self) -> dict[str, list[Shot]]:
-        """Clip -> the frames that the policy saw at first; clips without any are in ``missing_clips``."""
         first = {name for turn in self.trajectory.turns if turn.role == "user" for name in turn.images}
         clips: dict[str, list[Shot]] = {}
         for view in self.trajectory.images:
@@ -121,7 +122,6 @@ class EpisodePage:
         return [media.id for media in self.question.media if media.kind == "video" and media.id not in clips]
 
     def turns(self) -> Iterator[TurnPage]:
-        """The turns in order."""
         policy_turns = [turn for turn in self.trajectory.turns if turn.is_policy]
         number = 0
         for place, turn in enumerate(self.trajectory.turns):
@@ -154,7 +154,7 @@ class EpisodePage:
         return TurnPage(turn, 0, False, painted, crops, [self._frame(view) for view in frames], details)
 
     def _frame(self, view: ImageView) -> Shot:
-        """A view of a frame; the boxes of later zooms are drawn on it when it shows the whole frame."""
+        """A view of a frame, with the boxes of later zooms if it shows the whole frame."""
         picture = self.pictures.get(view.id)
         if view.parent is not None and view.box is None:
             picture = full_picture(self.pictures, self.trajectory.images, view.parent, view.frame)

@@ -44,12 +44,12 @@ def transcript(value: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Indented JSON."""
     return json.dumps(value, indent=1, ensure_ascii=False)
 
 
 def fact(value: Any) -> str:
-    """A value in a table of facts: floats shortened, texts and whole numbers as they are, everything else as JSON."""
+    """A value in a table of facts: floats shortened, texts and whole numbers as they are, everything else as
+    JSON."""
     if isinstance(value, float):
         return number(value)
     return str(value) if isinstance(value, (str, int)) else json.dumps(value)
@@ -69,7 +69,7 @@ def number(value: float, share: bool = False) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago a time (seconds since the epoch) was: `5 min ago`."""
+    """`5 min ago`, for a time in seconds since the epoch."""
     past = max(0.0, time.time() - seconds)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if past >= size:
@@ -93,7 +93,8 @@ def thousands(value: float) -> str:
 
 
 def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:
-    """A uint8 picture [height, width, 3], scaled down to ``longest``, as a data URL: PNG when small, else JPEG.
+    """A uint8 picture [height, width, 3], scaled down to ``longest``, as a data URL: PNG when small, else
+    JPEG.
 
     Raises BadInput for any other array.
     """

@@ -1,7 +1,8 @@
 """Renders the templates of this package with Jinja2.
 
-A page is one file without network access; only that of ratings has a script. Values from models, datasets and users are hostile:
-Jinja2 escapes every value, and ``filters.clean`` removes invisible characters first. Templates never use ``safe``.
+A page is one file without network access; only that of ratings has a script. Values from models, datasets and
+users are hostile: Jinja2 escapes every value, and ``filters.clean`` removes invisible characters first.
+Templates never use ``safe``.
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def source(template: str) -> str:
-    """The text of a template."""
     assert _environment.loader is not None
     return _environment.loader.get_source(_environment, template)[0]
 
 
 def write_page(path: Path, document: str) -> Path:
-    """Write a document to a temporary file and rename it to ``path``; creates the folder. Returns ``path``."""
+    """Replace the file ``path`` by a document; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(document.encode("utf-8", "replace"))

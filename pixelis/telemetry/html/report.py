@@ -1,4 +1,5 @@
-"""The report of a run: one HTML file with results, learning curves and single episodes, for readers new to the project."""
+"""The report of a run: one HTML file with results, learning curves and single episodes, for readers new to
+the project."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SHARES = {"accuracy": "", "rapr": "rate of pixel reasoning", "tool_error_rate": 
 
 @dataclass(frozen=True)
 class Result:
-    """Accuracy of one arm with its interval, and how it used the operations; None where a value is unknown."""
+    """Accuracy of one arm with its interval, and its use of operations; None where a value is unknown."""
 
     name: str
     accuracy: float | None
@@ -61,7 +62,8 @@ def write_report(
     file: str = FILE,
     examples: Mapping[str, Sequence[Sequence[EpisodePage]]] | None = None,
 ) -> Path:
-    """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report`` for the arguments."""
+    """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report`` for the
+    arguments."""
     folder = Path(run_dir)
     return write_page(folder / file, render_report(summary, curves, episodes, title or folder.resolve().name, examples))
 
@@ -75,11 +77,14 @@ def render_report(
 ) -> str:
     """The document as text.
 
-    - `summary`: the content of `summary.json`: `arms`, `paired`, `seconds`, `versions`, `seed`, and where known `shift`
-      (`{"before": {...}, "after": {...}}`, each like an arm, and paired differences; other entries are shown as they are),
-      `served` (a reply), `hardware` (text or mapping) and `command`. The page leaves out what is absent.
-    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`, `rft`), for example
-      the events of kind `step/sft` and `step/policy`. A value that is missing or not finite is a gap.
+    - `summary`: the content of `summary.json`: `arms`, `paired`, `seconds`, `versions`, `seed`, and where
+      known `shift`
+    (`{"before": {...}, "after": {...}}`, each like an arm, paired differences, and other facts), `served` (a
+    reply), `hardware`
+    (text or mapping) and `command`. The page leaves out what is absent.
+    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`,
+      `rft`). A value that is
+    missing or not finite is a gap.
     - `episodes`: shown in order with their pictures.
     - `examples`: name of an arm -> wrong answers of each of its `clusters`.
     """
@@ -145,7 +150,8 @@ def _differences(paired: Any) -> list[tuple[str, float | None, tuple[float, floa
 
 
 def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
-    """Results before and after adapting to changed pictures, their differences, and everything else that is known."""
+    """Results before and after adapting to changed pictures, their differences, and everything else that is
+    known."""
     arms = {name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]} for name in ("before", "after")}
     paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
     return {
