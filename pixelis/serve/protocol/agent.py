@@ -14,14 +14,14 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.files import FILE_ID
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
-from pixelis.serve.protocol.files import NamesFiles, file_url
+from pixelis.serve.protocol.errors import ApiError, StrictModel, text_or
+from pixelis.serve.protocol.files import file_url
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
-    MAX_PRIORITY,
     Conversation,
     Placed,
+    QuestionRequest,
     agent_query,
     model_name,
     reply_cache_key,
@@ -40,7 +40,7 @@ class EarlierQuestion(StrictModel):
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
 
 
-class AgentRequest(StrictModel, NamesFiles):
+class AgentRequest(StrictModel, QuestionRequest):
     """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs or ids of uploaded files,
     or about none.
 
@@ -64,16 +64,12 @@ class AgentRequest(StrictModel, NamesFiles):
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
     history: list[EarlierQuestion] = Field(default_factory=list, max_length=MAX_EXCHANGES, fail_fast=True)
     samples: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     operations: bool = True
     max_turns: int | None = Field(None, ge=1)
     learn: bool = True
     remember: bool | Literal["later"] = True
     stream: bool = False
     cache: bool | None = None
-    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
     def file_ids(self) -> list[str]:
         fields = [self.image, self.video, *(urls for earlier in self.history for urls in (earlier.image, earlier.video))]

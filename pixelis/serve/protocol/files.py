@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel
 
 from pixelis.errors import BadInput
 from pixelis.operations.encoded import decode_base64, media_type
@@ -63,19 +63,6 @@ class FileReference(BaseModel):
         elif self.file_id is None:
             raise ApiError(400, f"`{param}` needs `file_id` or `file_data`", "invalid_value", param)
         return file_url(files, self.file_id or "", kind, param)
-
-
-class NamesFiles(BaseModel):
-    """A question body whose parts may name files. ``use_files`` gives their data URLs by id before the body
-    is read."""
-
-    _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    def file_ids(self) -> list[str]:
-        raise NotImplementedError
-
-    def use_files(self, urls: Mapping[str, str]) -> None:
-        self._files = urls
 
 
 def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] | None, param: str) -> str:

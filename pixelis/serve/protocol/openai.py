@@ -18,15 +18,15 @@ from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_format, read_messages, refuse_unsupported
-from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
-from pixelis.serve.protocol.files import FileReference, NamesFiles, file_url
+from pixelis.serve.protocol.errors import ApiError, text_or
+from pixelis.serve.protocol.files import FileReference, file_url
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
-    MAX_PRIORITY,
     Conversation,
     Placed,
+    QuestionRequest,
     agent_query,
     model_name,
     reply_cache_key,
@@ -139,7 +139,7 @@ class StreamOptions(LenientModel):
     include_usage: bool = False
 
 
-class ChatRequest(NamesFiles):
+class ChatRequest(QuestionRequest):
     """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system
     messages and exchanges.
 
@@ -155,12 +155,9 @@ class ChatRequest(NamesFiles):
     video_param: ClassVar[str] = "messages"
     model: str
     messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -177,7 +174,6 @@ class ChatRequest(NamesFiles):
     prediction: Any = None
     web_search_options: Any = None
     response_format: dict[str, Any] | None = None
-    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
 
     def conversation(self) -> Conversation:
         """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""

@@ -8,10 +8,12 @@ import json
 import re
 import secrets
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, Field, PrivateAttr
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
@@ -21,7 +23,7 @@ from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.cache import key_of
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
 VIDEO_TYPES = ("video/mp4", "video/webm", "video/quicktime", "video/x-matroska", "image/gif")
@@ -75,18 +77,31 @@ class Conversation:
         return [id for id in ids if id not in named]
 
 
-class QuestionBody(Protocol):
-    """The fields that all question bodies share. The class variables name fields in error messages."""
+class QuestionRequest(BaseModel):
+    """The fields that all question bodies share. The class variables name fields in error messages.
+
+    The body may name uploaded files; ``use_files`` gives their data URLs by id before ``conversation`` is called.
+    """
 
     question_param: ClassVar[str]
     image_param: ClassVar[str]
     video_param: ClassVar[str]
-    temperature: float | None
-    seed: int | None
-    priority: int | None
-    user: str | None
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
+    _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
-    def conversation(self) -> Conversation: ...
+    def use_files(self, urls: Mapping[str, str]) -> None:
+        self._files = urls
+
+    def file_ids(self) -> list[str]:
+        """The uploaded files that the question names."""
+        raise NotImplementedError
+
+    def conversation(self) -> Conversation:
+        """The question with its pictures and the conversation before it. Raises ApiError 400."""
+        raise NotImplementedError
 
 
 class ReplyFormat(Protocol):
@@ -124,7 +139,7 @@ def model_name(config: Config) -> str:
 
 def agent_query(
     config: Config,
-    body: QuestionBody,
+    body: QuestionRequest,
     samples: int | None = None,
     operations: bool = True,
     max_turns: int | None = None,

@@ -21,15 +21,15 @@ from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_format, read_messages, refuse_unsupported
 from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
-from pixelis.serve.protocol.files import FileReference, NamesFiles
+from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
-    MAX_PRIORITY,
     Conversation,
     Placed,
+    QuestionRequest,
     agent_query,
     model_name,
     reply_cache_key,
@@ -159,7 +159,7 @@ Metadata = Annotated[
 ]
 
 
-class ResponsesRequest(NamesFiles):
+class ResponsesRequest(QuestionRequest):
     """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a
     stored one before it.
 
@@ -179,11 +179,8 @@ class ResponsesRequest(NamesFiles):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     store: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     max_output_tokens: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     metadata: Metadata | None = None
     include: list[str] | None = Field(None, max_length=16, fail_fast=True)
     text: TextOptions | None = None
@@ -195,7 +192,6 @@ class ResponsesRequest(NamesFiles):
     background: bool | None = None
     conversation_: Any = Field(None, alias="conversation")
     prompt: Any = None
-    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
     _earlier: Conversation = PrivateAttr(default_factory=lambda: Conversation(""))
 
     def continue_from(self, earlier: Conversation) -> None:
