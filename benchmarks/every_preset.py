@@ -32,7 +32,6 @@ def config_of(folder: Path, algorithm: str, preset: str, adapter: str | None) ->
         f"rft.algorithm={algorithm}",
         f"rewards.preset={preset}",
         "rewards.judge.required=false",
-        "rewards.dynamics.state=96",
         f"rft.steps={STEPS}",
         "rft.prompts_per_step=4",
         "rft.minibatches=2",

@@ -20,9 +20,9 @@ from pixelis import config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.export import BaseFile
-from pixelis.policy.flat_tensors import FlatTensors
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
+from pixelis.policy.tensor_parts import FlatTensors
 from pixelis.policy.train_step import Trainer
 
 SMALL = ["rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turns=1", "dialogue.max_turn_tokens=8", "rft.steps=4"]

@@ -44,7 +44,7 @@ REWARDS = {
     "plain": ["rewards.weights.accuracy=1.0", "rewards.weights.format=0.1", "rewards.weights.curiosity=0"],
     "pixel_reasoner": ["rewards.preset=pr-paper"],
     "pixel_reasoner_code": ["rewards.preset=pr-repo"],
-    "pixelis": ["rewards.preset=pixelis-full", "rewards.dynamics.state=96"],
+    "pixelis": ["rewards.preset=pixelis-full"],
     "pixelis_base": ["rewards.preset=pixelis-base"],
 }
 SEED = 42

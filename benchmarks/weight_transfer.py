@@ -22,7 +22,7 @@ from pixelis import config
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.weights import arrange_stream
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.flat_tensors import FlatTensors
+from pixelis.policy.tensor_parts import FlatTensors
 from pixelis.policy.weight_stream import WeightSender
 
 TENSORS = 32

@@ -11,8 +11,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
+from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.group_views import Picture, UpdatePictures
+from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams

@@ -58,8 +58,8 @@ LOCAL_ENV = {
 def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> None:
     """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Does nothing if connected.
 
-    store_bytes: size that the job needs of all object stores together, largest_object: of one of them. Warns if a joined cluster
-    has less; raises InfraFailure if no node can hold the largest object, and with the cause if a cluster cannot start.
+    Warns if a joined cluster has less than ``store_bytes`` in all object stores. Raises InfraFailure if no node can hold
+    ``largest_object`` bytes, and with the cause if a cluster cannot start.
     """
     if ray.is_initialized():
         return
@@ -194,7 +194,7 @@ def use_reserved_gpus() -> list[str]:
 
 
 def lower_priority(config: Config) -> None:
-    """Without a GPU, raise the niceness of this busy process, so that it does not delay short requests to other processes."""
+    """Without a GPU, raise the niceness of this busy process: short requests to other processes come first."""
     if not config.engine.gpus:
         os.nice(4)
 
@@ -202,8 +202,7 @@ def lower_priority(config: Config) -> None:
 def yield_to_serving() -> None:
     """Raise the niceness of this thread, and of those it starts, to that of the generators.
 
-    A learner beside a service on one machine: its start alone would take more of two cores than the generators get, which answer.
-    It must still learn while requests keep both cores busy.
+    For a learner beside a service on one machine: it must neither delay replies nor starve while requests keep it busy.
     """
     os.nice(4)
 
@@ -211,7 +210,7 @@ def yield_to_serving() -> None:
 def freeze_gc() -> None:
     """Exclude all existing objects from garbage collection. Call it when a process has loaded its model and libraries.
 
-    A full collection stops all requests: in a gateway for .13 s (AMD EPYC).
+    A full collection stops all requests, in a gateway for 0.13 s.
     """
     gc.collect()
     gc.freeze()

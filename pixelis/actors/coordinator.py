@@ -356,6 +356,10 @@ class Coordinator:
         """
         return await self.evaluations.evaluate(source, count, version, operations, **options)
 
+    async def evaluate_held_out(self, step: int, version: int, count: int, levels: Sequence[str]) -> dict[str, float]:
+        """Metrics of ``count`` questions of each held-out set after ``step``; see ``Evaluations.held_out``."""
+        return (await self.evaluations.held_out(step, version, count, levels=levels))[1]
+
 
 class Consumed:
     """Numbers of the used questions: all below ``cursor``, and those in ``ahead``."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors import report
 from pixelis.actors.batch_sources import BatchSource
 from pixelis.actors.rollouts import StepResult
 from pixelis.actors.weights import WeightPublisher
@@ -25,7 +24,6 @@ from pixelis.config import Config
 from pixelis.datasets.bad_rows import BAD_ROW, BadRow
 from pixelis.datasets.curriculum import LEVELS, Curriculum, Event, Mixture
 from pixelis.errors import DataFailure
-from pixelis.evaluation.metrics import evaluation_metrics, summarise
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import LearnerBatch, TrainSample
@@ -205,23 +203,10 @@ class HeldOut:
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
         """Accuracy of `version` on the held-out sets, answered in episodes: their mean, by set and by level."""
-        config = self.config
         if self.coordinator is None:
             return {}
-        e, evaluate = config.evaluate, self.coordinator.evaluate
-        request = (config.sft.evaluate_episodes, version, e.operations)
-        results = {
-            name: ray.get(evaluate.remote(source, *request, samples=e.samples, seeds=e.seeds))
-            for name, source in config.held_out.items()
-        }
-        summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
-        name, (groups, views) = next(iter(results.items()))
-        page = report.sample(config, step, summaries[name], groups, views)
-        if page is not None and last:
-            ray.wait([page])  # Ray cancels the task when this process ends
-        metrics = evaluation_metrics(summaries)
-        for level in LEVELS:
-            of_level = [group for groups, _ in results.values() for group in groups if group.question.meta.get("level") == level]
-            if (accuracy := summarise(of_level)["accuracy"]) is not None:
-                metrics[f"evaluate/accuracy_{level}"] = accuracy
+        request = (step, version, self.config.sft.evaluate_episodes, LEVELS)
+        metrics = ray.get(self.coordinator.evaluate_held_out.remote(*request))
+        if last:  # the page is written in the background
+            ray.get(self.coordinator.finish.remote())
         return metrics

@@ -7,12 +7,14 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pixelis.actors import report
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest
+from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_buffer import ScoredGroup
+from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.actors.rollouts import Rollouts
 from pixelis.config import Config
 from pixelis.datasets.labels import Labels
@@ -37,7 +39,7 @@ class Evaluations:
         self.config, self.router, self.rollouts, self.log = config, router, rollouts, log
         self.finished: Counter[str] = Counter()
         self.metrics: dict[str, float] = {}
-        self.running: set[asyncio.Task] = set()
+        self.running: set[asyncio.Future] = set()
         self.turn = asyncio.Lock()
 
     def start(self, step: int, version: int) -> None:
@@ -47,8 +49,9 @@ class Evaluations:
         task.add_done_callback(self.running.discard)
 
     async def wait(self) -> None:
-        """Return when the evaluations during training have ended."""
-        await asyncio.gather(*self.running, return_exceptions=True)
+        """Return when the evaluations during training have ended and their pages are written."""
+        while self.running:
+            await asyncio.gather(*self.running, return_exceptions=True)
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics since the last call."""
@@ -57,28 +60,42 @@ class Evaluations:
 
     async def _during_training(self, step: int, version: int) -> None:
         """Evaluate on all held-out sets. A failure is logged and does not end the run."""
-        config, e = self.config, self.config.evaluate
         async with self.turn:
             try:
-                request = (e.questions, version, e.operations)
-                results = {
-                    name: await self.evaluate(source, *request, samples=e.samples, seeds=e.seeds, share=TRAINING_SHARE)
-                    for name, source in config.held_out.items()
-                }
+                summaries, metrics = await self.held_out(step, version, self.config.evaluate.questions, TRAINING_SHARE)
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write(events.ALARM, step=step, text=f"the evaluation failed: {cause}")
                 return
-            summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
-            for name, summary in summaries.items():
-                if (problem := diagnosis.of_evaluation(summary)) is not None:
-                    self.log.write(events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}")
-            metrics = evaluation_metrics(summaries)
-            self.log.write("evaluation", step=step, version=version, **metrics)
-            self.metrics |= {**metrics, "evaluate/step": float(step)}
-            name, (groups, views) = next(iter(results.items()))
-            if (page := report.sample(config, step, summaries[name], groups, views)) is not None:
-                await asyncio.gather(page, return_exceptions=True)  # a Ray task ends with its caller
+        for name, summary in summaries.items():
+            if (problem := diagnosis.of_evaluation(summary)) is not None:
+                self.log.write(events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}")
+        self.log.write("evaluation", step=step, version=version, **metrics)
+        self.metrics |= {**metrics, "evaluate/step": float(step)}
+
+    async def held_out(
+        self, step: int, version: int, count: int, share: float = 1.0, levels: Sequence[str] = ()
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        """Summaries by held-out set after ``step``, and their metrics, also by ``levels`` of the questions.
+
+        A page with episodes of the first set is written in the background.
+        """
+        e, results = self.config.evaluate, {}
+        for name, source in self.config.held_out.items():
+            options: dict[str, Any] = {"samples": e.samples, "seeds": e.seeds, "share": share}
+            results[name] = await self.evaluate(source, count, version, e.operations, **options)
+        summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
+        metrics = evaluation_metrics(summaries)
+        for level in levels:
+            of_level = [group for groups, _ in results.values() for group in groups if group.question.meta.get("level") == level]
+            if (accuracy := summarise(of_level)["accuracy"]) is not None:
+                metrics[f"evaluate/accuracy_{level}"] = accuracy
+        name, (groups, views) = next(iter(results.items()))
+        if (page := report.sample(self.config, step, summaries[name], groups, views)) is not None:
+            writing = asyncio.ensure_future(page)
+            self.running.add(writing)
+            writing.add_done_callback(self.running.discard)
+        return summaries, metrics
 
     async def evaluate(
         self,

@@ -65,8 +65,7 @@ class Evolution:
     ):
         tracing.start(config, "evolution")
         logs.start(config, "evolution")
-        e = config.evolution
-        self.config, self.settings = config, e
+        e = self.settings = config.evolution
         self.monitor = EvolutionMonitor(config, self._health)
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.review_queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
@@ -84,7 +83,7 @@ class Evolution:
         self.intake = UpdateIntake(config, self.queue, self.promotion, traffic, self.review_queue, self.scoring, pictures)
         self.rehearsal = Rehearsal(e, self.memory, pictures)
         self.rate, self.beta = RateLimit(e.per_minute), AdaptiveKLController(e.guard)
-        self.updates_at: deque[float] = deque()
+        self.updates_at: deque[float] = deque(maxlen=1000)
         self.step = self.incarnation = 0
         self.failure, self.formed_at = "", 0.0
         self.current: RolloutBatch | None = None
@@ -196,8 +195,8 @@ class Evolution:
     async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:
         """Rank ``rank``'s share of update ``step``: whole groups of about equally many tokens; None when drained or stopped.
 
-        Waits for ``evolution.batch`` tasks and for the rate limit. While draining, the last batch may be smaller if every rank
-        gets a group. Raises InfraFailure ``restarted`` for another ``incarnation``.
+        Waits for ``evolution.batch`` tasks (while draining: at least one a rank) and for the rate limit. Raises InfraFailure
+        ``restarted`` for another ``incarnation``.
         """
         await self._open()
         if not self.learning or (incarnation is not None and incarnation != self.incarnation):
@@ -467,19 +466,18 @@ class Evolution:
     # -- periodically --------------------------------------------------------------------------------------------------
 
     def _health(self) -> dict[str, float]:
-        """Metrics for the alert thresholds; the update rate only while updates are due."""
-        while self.updates_at and self.updates_at[0] < time.monotonic() - 60.0:
-            self.updates_at.popleft()
+        """Metrics for the alert thresholds; the updates of the last minute only while updates are due."""
         result = {
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
             "vote_collapsed": float(self.intake.collapse.collapsed),
             "unusable_tasks": float(self.intake.unusable),
             "unclear_tasks": float(self.intake.unclear),
-            **{"updates": float(self.counts["updates"]), "version": float(self.promotion.served)},
+            "updates": float(self.counts["updates"]),
+            "version": float(self.promotion.served),
         }
         if self.learning and not self.intake.paused and self.queue.ready(self.settings.batch):
-            result["update_rate"] = float(len(self.updates_at))
+            result["update_rate"] = float(sum(at > time.monotonic() - 60.0 for at in self.updates_at))
         if self.beta.mean_kl is not None:
             result["mean_kl"] = self.beta.mean_kl
         return result

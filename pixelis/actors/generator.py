@@ -14,8 +14,8 @@ import ray
 
 from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.episode_tools import BoundTools, EnvironmentTools
-from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.group_views import first_views
+from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Episode, Limits, run_episode

@@ -14,7 +14,7 @@ from ray.exceptions import RayTaskError
 from pixelis.errors import InfraFailure
 
 HUNG_CHECKS = 15
-"""Number of timeouts of a health check for which a process answers none before it counts as hung. Slow ones always answer."""
+"""Health checks in a row that a hung process misses. Slow processes answer all of them."""
 
 
 class GeneratorHung(InfraFailure):

@@ -10,79 +10,26 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, root_cause
-from pixelis.actors.group_views import GroupViews, SharedViews
+from pixelis.actors.group_views import SharedViews
+from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult, TextUpdate, TurnUpdate
 from pixelis.config import Config
-from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.records import Group, Question, Turn
+from pixelis.records import Group
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Seconds between checks for an available generator."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """`samples` episodes of a question.
-
-    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`;
-    pictures: references to the question's images by id, uint8 [H, W, 3], if they are decoded already;
-    augmentations: names of `dialogue.augmentation`, under which the samples see the pictures in turn, the first one without;
-    views: whether the caller wants the views; known: references to first views that the caller has, by medium (the router
-    sets it); text: whether a stream has the text of the first sample too; trace: W3C `traceparent` of the caller.
-    """
-
-    question: Question
-    group_id: str
-    samples: int
-    sampling: SamplingParams
-    operations: bool = True
-    max_turns: int | None = None
-    pictures: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
-    augmentations: Sequence[str] = ()
-    views: bool = True
-    known: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
-    text: bool = False
-    trace: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutResult:
-    """A group and the references to its views, which the router does not fetch."""
-
-    group: Group
-    views: GroupViews
-
-
-@dataclass(frozen=True, slots=True)
-class TurnUpdate:
-    """A turn of a sample and the uint8 views that it adds. A higher `attempt` restarts all samples on another generator."""
-
-    attempt: int
-    sample: int
-    turn: Turn
-    views: list[np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class TextUpdate:
-    """A piece of the text of a sample's next turn."""
-
-    attempt: int
-    sample: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

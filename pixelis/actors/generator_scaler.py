@@ -23,7 +23,7 @@ POLL_S = 1.0
 """Seconds between two measurements of the load, and between two questions of a gateway for the generators."""
 HEALTH_S = RouterTimeouts().health_s
 BUSY, IDLE = 0.8, 0.5
-"""Load of each generator above which one more starts, and below which the remaining ones would still be after one has left."""
+"""One more generator starts if the load of each exceeds BUSY; one ends if the load of the others would stay below IDLE."""
 
 
 class Scaling:
@@ -34,10 +34,9 @@ class Scaling:
         self._since: tuple[int, float] = (0, 0.0)
 
     def wanted(self, count: int, load: float, now: float) -> int:
-        """`count`, or one more or less after the load has asked for it throughout the delay.
+        """`count`, or one more or less if the load has called for it throughout the delay.
 
-        count: generators that work or start; load: episodes in flight in units of what a generator decodes at once; now: a clock
-        in seconds.
+        count: generators that work or start; load: episodes in flight / episodes that a generator decodes at once.
         """
         change = int(load >= BUSY * count) - int(load <= IDLE * (count - 1) and load < BUSY * (count - 1))
         change = max(self.least - count, min(self.most - count, change))

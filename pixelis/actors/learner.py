@@ -33,7 +33,7 @@ PLACED = "learner/placed"
 ROOM_POLL_S = 5.0
 """Seconds to wait for room for a number of learners, until the groups of the failed ones are gone."""
 REPEAT_S = 15.0
-"""Seconds after which it is told again what the learners wait for."""
+"""Seconds after which the notice about what the learners wait for is repeated."""
 PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)
 """Errors of code or data, which would occur again after a restart from the last checkpoint."""
 
@@ -114,7 +114,7 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
 
 
 def collective_timeout_s(config: Config) -> int:
-    """Seconds that a rank may wait for the others: the first one waits alone for generators that load, and for evaluations."""
+    """Seconds that ranks may wait for the first one, which alone waits for loading generators and evaluations."""
     return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
@@ -161,14 +161,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
     if _permanent_failure(run_dir, attempt):
         return
     try:
-        import torch.distributed as dist
-
-        node = ray.get_runtime_context().get_node_id()
-        nodes = [node] * dist.get_world_size()
-        dist.all_gather_object(nodes, node)
-        if dist.get_rank() == 0:
-            with EventLog(run_dir) as log:
-                log.write(PLACED, attempt=attempt, nodes=nodes)
+        _log_nodes(run_dir, attempt)
         loop(job)
     except Exception as error:
         typed = unwrap_ray_error(error) if isinstance(error, PixelisError | OSError) else None  # of this process or another actor
@@ -186,6 +179,18 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
                 traceback=traceback.format_exc(limit=-12),
             )
         raise
+
+
+def _log_nodes(run_dir: str, attempt: str) -> None:
+    """Write the event with the nodes of all workers. Collective."""
+    import torch.distributed as dist
+
+    node = ray.get_runtime_context().get_node_id()
+    nodes = [node] * dist.get_world_size()
+    dist.all_gather_object(nodes, node)
+    if dist.get_rank() == 0:
+        with EventLog(run_dir) as log:
+            log.write(PLACED, attempt=attempt, nodes=nodes)
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:

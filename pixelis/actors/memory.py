@@ -177,14 +177,16 @@ class Memory:
         call = ("find", np.asarray(vector, np.float32), k, user, text)
         answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
         near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
-        if self.config.metric != "cosine":  # of unit vectors at distance -s: exact for euclidean, a lower bound for manhattan
-            near = [(max(-1.0, 1 - s**2 / 2), row) for s, row in near]
-        neighbours = [Neighbour(experience=experience(row), similarity=s) for s, row in near]
+        neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
             for number, ids in self._group_by_shard([n.experience.id for n in result.neighbours]).items():
                 self._run_in_background(self._call(number, "retrieved", result.retrieval_id, ids))
         return result
+
+    def _cosine(self, similarity: float) -> float:
+        """Cosine of unit vectors at the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound for manhattan."""
+        return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a call without waiting. A failure, for example of a shard that is away, is ignored."""

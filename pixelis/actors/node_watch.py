@@ -1,7 +1,7 @@
 """Reports the loss of a node with actors of a job within seconds.
 
-Ray itself notices a dead node only when it has missed several heartbeats, 15 to 30 s. This watch connects to the port of every
-node's raylet instead, which a dead process refuses and an unreachable machine does not answer.
+Ray needs 15 to 30 s to notice a dead node. This watch connects to the port of every node's raylet, which a dead process
+refuses and an unreachable machine does not answer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ MISSED = 2
 
 
 class NodeWatch:
-    """Calls `lost(node id, address, names of the actors there)` once for every node with actors of a job that is lost.
+    """Calls `lost(node id, address, names of the actors there)` once for each lost node with actors of a job.
 
-    job: prefix of the names of the job's placement groups, empty without any; learners: node id by rank. Runs as a thread of the
-    driver during a `with` block.
+    A thread of the driver during a `with` block. job: prefix of the job's placement groups; learners: node id by rank.
     """
 
     def __init__(self, job: str, learners: Callable[[], dict[int, str]], lost: Callable[[str, str, list[str]], None]):

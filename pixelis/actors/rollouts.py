@@ -16,8 +16,9 @@ import numpy as np
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest
+from pixelis.actors.generator_router import GeneratorRouter, Reservation
 from pixelis.actors.rollout_buffer import ScoredGroup, Selection
+from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BAD_ROW, BadRow
 from pixelis.datasets.labels import Labels

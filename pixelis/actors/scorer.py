@@ -128,7 +128,7 @@ def _journal_group(group: Group) -> Group:
 
 
 def _read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a journal, which is cut after its last complete line, so that new lines do not join half a one."""
+    """The rows of a journal. Cuts an incomplete last line off the file."""
     if not path.is_file():
         return
     content = path.read_bytes()

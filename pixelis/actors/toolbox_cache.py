@@ -18,7 +18,7 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Media, Observation
 
 ENTRY_BYTES, JSON_FACTOR = 2000, 6
-"""Memory of a cached result beyond its views, as measured: that of the entry, and bytes for each byte of its JSON."""
+"""Measured memory of a cached result beyond its views: bytes of the entry, and bytes for each byte of its JSON."""
 TRANSIENT = ("out_of_memory", "crashed", "timeout")
 """Codes of errors that a second try may not have."""
 NAMES_IDS = ("unknown_object", "bad_target")
@@ -57,7 +57,7 @@ class ByteCache:
 
 
 def media_key(media: list[Media]) -> Hashable:
-    """What pictures are opened from, with the state of their files. None for clips, and for files that cannot be found."""
+    """A key of pictures and the state of their files. None for clips and for files that cannot be found."""
     parts: list[tuple] = []
     for item in media:
         if item.kind != "image":

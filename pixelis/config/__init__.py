@@ -36,7 +36,6 @@ from pixelis.config.refinement import RefinementConfig
 from pixelis.config.rewards import (
     CuriosityConfig,
     CurriculumConfig,
-    DynamicsConfig,
     JudgeConfig,
     MathScorerConfig,
     NormaliseConfig,
@@ -70,7 +69,6 @@ __all__ = [
     "CurriculumConfig",
     "DataConfig",
     "DialogueConfig",
-    "DynamicsConfig",
     "EngineConfig",
     "EvaluateConfig",
     "EvolutionConfig",

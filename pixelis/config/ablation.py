@@ -94,7 +94,12 @@ def trials(ablation: AblationConfig) -> list[Trial]:
     Raises BadConfig as `load` does, with the arm's name, if the scores of an arm could not be paired with the reference's, and
     for `evaluate.direct`, whose second answer to each question would count as a question of its own.
     """
-    configs = {arm: _resolved(ablation, arm) for arm in ablation.arms}
+    configs = {}
+    for arm, overrides in ablation.arms.items():
+        try:
+            configs[arm] = absolute(load(ablation.recipe, [*ablation.overrides, *overrides]))
+        except BadConfig as error:
+            raise BadConfig(f"arm {arm}: {error.message}", fix=error.fix) from None
     reference = configs[ablation.reference]
     for arm, config in configs.items():
         if config.evaluate.direct:
@@ -110,13 +115,6 @@ def trials(ablation: AblationConfig) -> list[Trial]:
         for seed in ablation.seeds
         for arm, config in configs.items()
     ]
-
-
-def _resolved(ablation: AblationConfig, arm: str) -> Config:
-    try:
-        return absolute(load(ablation.recipe, [*ablation.overrides, *ablation.arms[arm]]))
-    except BadConfig as error:
-        raise BadConfig(f"arm {arm}: {error.message}", fix=error.fix) from None
 
 
 def _with_run(config: Config, **run: Any) -> Config:

@@ -17,9 +17,8 @@ class LearnerConfig(Section):
         description="rft, ttrl: learner processes with which a run goes on if a lost node leaves room for no more; unset: it "
         "waits for room for all of them",
     )
-    cpus: float = Field(0.5, ge=0, description="CPUs that each learner process reserves")
+    cpus: float = Field(0.5, ge=0, description="CPUs that each learner process reserves; without a GPU, also its threads")
     gpus: float = Field(0, ge=0, description="GPUs that each learner process reserves")
-    threads: int = Field(1, ge=1, description="CPU threads of each learner process")
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     warmup: float = Field(0.05, ge=0, le=1, description="share of the steps with linear warm-up")
     schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")

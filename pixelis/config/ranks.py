@@ -19,10 +19,6 @@ class RanksConfig(Section):
     smoothing: float = Field(
         0.8, ge=0, le=1, description="weight of the mean over layers of the same type in the rank of a layer"
     )
-    unchanged: float = Field(1e-8, ge=0, description="largest change up to which a layer gets no adapter")
-    components: int = Field(512, ge=1, description="number of singular values computed for a large layer")
-    oversampling: int = Field(10, ge=0, description="additional components of the randomised decomposition")
-    exact: int = Field(100, ge=0, description="largest side of a layer that is decomposed exactly")
 
     @model_validator(mode="after")
     def _ordered(self) -> RanksConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -89,24 +89,8 @@ class VoteRewardConfig(Section):
     )
 
 
-class DynamicsConfig(Section):
-    state: int = Field(0, ge=0, description="size of the state vectors of the embedder; 0: the hidden size of policy.model")
-    action: int = Field(128, ge=32, description="size of the action vectors")
-    hidden: int = Field(256, ge=1, description="size of the hidden layers")
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout during training")
-    lr: float = Field(1e-3, gt=0, description="learning rate of AdamW")
-    epochs: int = Field(4, ge=1, description="epochs over the transitions of a step")
-    eta: float = Field(0.5, gt=0, description="weight of the prediction error")
-    beta: float = Field(0.2, ge=0, le=1, description="share of the forward loss; the rest is the share of the inverse loss")
-    scale: float = Field(0.1, gt=0, description="weight of the intrinsic reward")
-
-
 class NormaliseConfig(Section):
     terms: list[str] = Field([], description="terms to normalise to z-scores with running statistics; penalties are not allowed")
-    min_samples: int = Field(10, ge=2, description="number of values before a term is normalised")
-    min_std: float = Field(0.1, gt=0, description="minimum standard deviation")
-    clip: float = Field(3.0, gt=0, description="maximum absolute z-score")
-    freeze_after: int = Field(0, ge=0, description="number of values after which the statistics are frozen; 0: never")
 
 
 class CurriculumConfig(Section):
@@ -129,18 +113,13 @@ class CurriculumConfig(Section):
     window: int = Field(100, ge=1, description="number of steps of the moving averages")
     check_every: int = Field(100, ge=1, description="steps between checks of the triggers")
     min_samples: int = Field(1000, ge=0, description="scored rollouts before phase 1 can end")
-    success: float = Field(0.7, description="success rate above which phase 1 ends")
     first_steps: int = Field(10_000, ge=1, description="maximum number of steps of phase 1")
-    slope: float = Field(0.001, description="slope of coherence over five checks below which it no longer improves")
-    patience: int = Field(5, ge=1, description="consecutive checks below the slope after which phase 2 ends")
-    combined: float = Field(0.65, description="success rate times coherence above which phase 2 ends")
+    patience: int = Field(5, ge=1, description="consecutive checks without progress of coherence after which phase 2 ends")
     second_steps: int = Field(20_000, ge=1, description="maximum number of steps of phase 2")
 
 
 class MathScorerConfig(Section):
-    workers: int = Field(2, ge=1, description="processes per scorer actor that compare formulas")
     timeout_s: float = Field(5.0, gt=0, description="timeout in seconds of a comparison, after which its process is killed")
-    memory_bytes: int = Field(2_000_000_000, ge=500_000_000, description="address space of each process")
 
 
 class JudgeConfig(Section):
@@ -152,7 +131,7 @@ class JudgeConfig(Section):
     timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
     total_timeout_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a verdict")
     concurrency: int = Field(8, ge=1, description="concurrent requests of each scorer actor")
-    cache: bool = Field(True, description="cache verdicts in run.dir/judge.sqlite")
+    cache: ClassVar[bool] = True
 
 
 class RewardsConfig(Section):
@@ -169,7 +148,6 @@ class RewardsConfig(Section):
     own_timeout_s: float = Field(
         10.0, gt=0, description="timeout in seconds of your own reward functions, after which the process is killed"
     )
-    own_workers: int = Field(2, ge=1, description="processes per scorer actor that run your own reward functions")
     scorer: str | None = Field(
         None,
         description="scorer for all questions, instead of the one that each question names; also your own function of (answer, "
@@ -188,7 +166,6 @@ class RewardsConfig(Section):
     length_start: int = Field(0, ge=0, description="first step of the length term")
     overlong: OverlongConfig = OverlongConfig()
     vote: VoteRewardConfig = VoteRewardConfig()
-    dynamics: DynamicsConfig = DynamicsConfig()
     normalise: NormaliseConfig = NormaliseConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     clip: float = Field(0.0, ge=0, description="maximum absolute reward; 0: no limit")

@@ -62,14 +62,12 @@ class SftCurriculumConfig(Section):
 
     enabled: bool = Field(False, description="train in stages of increasing difficulty; false: use all levels from the start")
     stages: list[StageConfig] = Field(list(STAGES), min_length=1, description="stages in order")
-    interval: int = Field(500, ge=1, description="steps between checks for the next stage; grows with each roll-back")
-    window: int = Field(3, ge=1, description="number of evaluations in the mean performance")
-    threshold: float = Field(0.6, description="minimum mean performance for the next stage")
+    interval: int = Field(500, ge=1, description="steps between checks for the next stage; doubles with each roll-back")
+    threshold: float = Field(0.6, description="minimum mean performance of the last three evaluations for the next stage")
     patience: int = Field(2, ge=1, description="consecutive successful checks before the next stage starts")
     cooldown: int = Field(3, ge=0, description="evaluations after the start of a stage before the next check")
     drop: float = Field(0.05, ge=0, description="drop of performance in a new stage that causes a roll-back")
     wait: int = Field(1000, ge=0, description="steps without a check after a roll-back")
-    backoff: float = Field(2.0, ge=1, description="factor by which each roll-back extends the interval")
 
 
 class SftConfig(Section):

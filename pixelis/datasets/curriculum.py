@@ -16,6 +16,11 @@ LEVELS = ("simple", "medium", "hard")
 Event = Literal["advance", "rollback"]
 Mixture = tuple[float, float, float]
 
+WINDOW = 3
+"""Evaluations in the mean performance."""
+BACKOFF = 2.0
+"""Factor by which each roll-back extends the interval between checks."""
+
 
 class Curriculum:
     """Advances by evaluations, passed to ``evaluated``; ``mixture`` are the current shares of LEVELS, which add up to 1."""
@@ -53,12 +58,12 @@ class Curriculum:
         """
         s, state = self.settings, self.state
         performance = accuracy if accuracy is not None else 1 / (1 + loss)
-        state["recent"] = [*state["recent"], performance][-s.window :]
+        state["recent"] = [*state["recent"], performance][-WINDOW:]
         before, state["before"] = state["before"], None
         if before is not None and performance - before < -s.drop:
             self._enter(step, state["stage"] - 1, "rollback")
             state["rollbacks"] += 1
-            state["interval"] = math.ceil(state["interval"] * s.backoff)
+            state["interval"] = math.ceil(state["interval"] * BACKOFF)
             state["rests_until"] = step + s.wait
             return "rollback"
         if state["cooldown"]:

@@ -20,8 +20,8 @@ import torch
 
 from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.engines.decoding import Decoder, Past, Row
-from pixelis.engines.sessions import Sessions, check_request
-from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.engines.engine import Engine, EngineSession
+from pixelis.errors import InfraFailure, PixelisError
 from pixelis.policy.adapters import is_vision
 from pixelis.policy.forward import use_cached_attention
 from pixelis.policy.lora import BaseWeights, merge_into
@@ -44,14 +44,14 @@ class _Request:
     since: float
 
 
-class HfSession:
+class HfSession(EngineSession):
     """One episode; see `dialogue.session.Session`."""
 
+    engine: HfEngine
+
     def __init__(self, engine: HfEngine, prefix_key: str | None, ordinal: int):
-        self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
+        super().__init__(engine, prefix_key, ordinal)
         self.past: Past | None = None
-        self.turns = 0
-        self.closed = False
         self.waiting: _Request | None = None
 
     async def generate(
@@ -62,11 +62,7 @@ class HfSession:
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
         """Append the new tokens, then generate one turn; see `Session.generate`."""
-        if self.closed:
-            raise InfraFailure("the session is closed", code="session_closed")
-        if self.waiting is not None:
-            raise BadInput("a session generates one turn at a time: await the last `generate` first")
-        check_request(tokens, views, self.engine.spec.vocab)
+        self.check_turn(tokens, views, self.waiting is not None)
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
         row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))
@@ -85,7 +81,7 @@ class HfSession:
             self.engine._on_close(self)
 
 
-class HfEngine(Sessions[HfSession]):
+class HfEngine(Engine[HfSession]):
     """Batched generation with transformers; see `engines.Engine`.
 
     `seed` contributes to the random numbers of every session. Raises the errors of `load_model`.

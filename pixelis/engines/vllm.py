@@ -26,7 +26,7 @@ from PIL import Image
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, TokenCallback
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.engines.sessions import Sessions, check_request
+from pixelis.engines.engine import Engine, EngineSession
 from pixelis.engines.vllm_files import OWNER, Scratch, child_environment, link_model, quantized_copy
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError, install_extra
 from pixelis.policy.export import BaseFile, write_peft
@@ -52,18 +52,19 @@ _CPU_BLOCK, _CPU_CACHE_BYTES = 32, 2**30
 log = logging.getLogger(__name__)
 
 
-class VllmSession:
+class VllmSession(EngineSession):
     """One episode; see `dialogue.session.Session`. Stores the episode's ids and pictures; vLLM stores the keys and values."""
 
+    engine: VllmEngine
+
     def __init__(self, engine: VllmEngine, prefix_key: str | None, ordinal: int):
-        self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
+        super().__init__(engine, prefix_key, ordinal)
         self.ids: list[int] = []
         self.short: list[int] = []
         self.pictures: list[Image.Image] = []
         self.digests: list[str] = []
-        self.position = self.turns = self.origin = 0
+        self.position = self.origin = 0
         self.loads = engine._loads
-        self.closed = False
         self.task: asyncio.Task[Completion] | None = None
 
     async def generate(
@@ -73,12 +74,8 @@ class VllmSession:
 
         Returns no tokens and `length` at once if the episode fills the engine's context.
         """
-        if self.closed:
-            raise InfraFailure("the session is closed", code="session_closed")
-        if self.task is not None:
-            raise BadInput("a session generates one turn at a time: await the last `generate` first")
+        self.check_turn(tokens, views, self.task is not None)
         spec = self.engine.spec
-        check_request(tokens, views, spec.vocab)
         if (value := sampling.temperature) and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
             raise BadInput(f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {value:g}")
         self.engine.check_views(len(self.pictures), views)
@@ -126,7 +123,7 @@ class VllmSession:
         del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
 
 
-class VllmEngine(Sessions[VllmSession]):
+class VllmEngine(Engine[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
     The pixel budgets, number of images and context of ``dialogue`` are the engine's limits; ``seed`` contributes to the

@@ -35,10 +35,7 @@ class Extension:
 
 
 def _end_with_owner() -> None:
-    """Kill vLLM's processes when their owner dies without ending them, for example of an out-of-memory kill.
-
-    vLLM's engine process would keep its GPU memory, and a restarted owner could not start.
-    """
+    """Kill vLLM's processes when their owner dies. They would keep their GPU memory, and a new owner could not start."""
     owner, parent = int(os.environ.get(OWNER, 0)), os.getppid()
     if not owner or owner == os.getpid():
         return

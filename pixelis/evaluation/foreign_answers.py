@@ -31,11 +31,6 @@ def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"id": id, "pred": letters.get(id, value)} for id, value in answers.items()]
 
 
-def _text(row: Mapping[str, Any]) -> str | None:
-    columns = [*TEXTS, *(["answer"] if set(row) == SUBMITTED else [])]
-    return next((row[name] for name in columns if isinstance(row.get(name), str)), None)
-
-
 def _ids(questions: Sequence[Question]) -> dict[str, str]:
     """The id of a question by itself and by its id in the data set, where no other question has that."""
     counts = Counter(str(question.meta.get("original_id")) for question in questions)
@@ -52,7 +47,9 @@ def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], d
     texts: dict[str, list[str]] = {question.id: [] for question in questions}
     ids = _ids(questions)
     for number, row in enumerate(rows):
-        if (text := _text(row)) is None:
+        columns = [*TEXTS, *(["answer"] if set(row) == SUBMITTED else [])]
+        text = next((row[name] for name in columns if isinstance(row.get(name), str)), None)
+        if text is None:
             raise BadInput(f"row {number} has no text in {', '.join(TEXTS)}", code="no_output")
         own_id = next((str(row[name]) for name in IDS if row.get(name) is not None), None)
         id = ids.get(own_id) if own_id is not None else questions[number].id if number < len(questions) else None

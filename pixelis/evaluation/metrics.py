@@ -11,36 +11,25 @@ from pixelis.evaluation.statistics import bootstrap_mean, wilson
 from pixelis.records import Group, Trajectory
 
 
-def summarise(
-    items: Iterable[Group | Trajectory],
-    truths: Mapping[str, Sequence[str]] | None = None,
-    seed: int = 0,
-    *,
-    interval: bool = True,
-) -> dict[str, Any]:
+def summarise(items: Iterable[Group | Trajectory], *, interval: bool = True) -> dict[str, Any]:
     """Summarise a set of episodes.
 
-    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any. With `truths` (question
-      id -> accepted answers) episodes are scored by exact match instead. Unscored episodes are counted by cause in `unscored`
-      and never as wrong.
-    - `ci95`, if `interval`: Wilson interval if every question has one right-or-wrong episode, else a bootstrap over questions,
-      because episodes of one question are not independent.
+    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any. Unscored episodes are
+      counted by cause in `unscored` and never as wrong.
+    - `ci95`, if `interval`: see `interval_of`.
     - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with at least one executed operation.
-    - `tool_error_rate`: failed / requested operations, see `operation_counts`; 0.0 without requests.
-    - `operations`: number of requested operations. `questions`: number with a scored episode. `stop_reasons`: count by reason.
+    - `operations`: number of requested operations. `tool_error_rate`: the share of them that failed, see `operation_counts`.
+    - `questions`: number with a scored episode. `stop_reasons`: count by reason.
     - `turns`, `seconds`: mean policy turns and mean wall seconds per episode.
     """
     episodes = list(_flatten(items))
-    scores, unscored = _scores(episodes, truths)
+    scores, unscored = _scores(episodes)
     values = [value for of_question in scores.values() for value in of_question]
-    requested = failed = 0
-    for episode in episodes:
-        r, f = operation_counts(episode)
-        requested, failed = requested + r, failed + f
+    requested, failed = (sum(counts) for counts in zip(*map(operation_counts, episodes), strict=True)) if episodes else (0, 0)
     stops = Counter(episode.stop_reason.value for episode in episodes)
     return {
         "accuracy": sum(values) / len(values) if values else None,
-        **({"ci95": list(interval_of(scores, seed))} if interval else {}),
+        **({"ci95": list(interval_of(scores))} if interval else {}),
         "n": len(values),
         "questions": len(scores),
         "unscored": dict(unscored),
@@ -48,7 +37,7 @@ def summarise(
         "operations": requested,
         "tool_error_rate": failed / requested if requested else 0.0,
         "turns": _mean([float(episode.policy_turns) for episode in episodes]),
-        "stop_reasons": dict(sorted(stops.items(), key=lambda item: -item[1])),
+        "stop_reasons": dict(stops.most_common()),
         "seconds": _mean([episode.seconds for episode in episodes]),
     }
 
@@ -66,9 +55,9 @@ def evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     return metrics | {f"evaluate/accuracy_{name}": accuracy for name, accuracy in named.items()}
 
 
-def correctness(items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
+def correctness(items: Iterable[Group | Trajectory]) -> dict[str, float]:
     """Question id -> mean accuracy of its scored episodes, for `statistics.paired_bootstrap`."""
-    scores, _ = _scores(_flatten(items), truths)
+    scores, _ = _scores(_flatten(items))
     return {question: sum(values) / len(values) for question, values in scores.items()}
 
 
@@ -117,34 +106,29 @@ def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
     return requested, failed
 
 
-def _scores(
-    episodes: Iterable[Trajectory], truths: Mapping[str, Sequence[str]] | None
-) -> tuple[dict[str, list[float]], Counter[str]]:
+def _scores(episodes: Iterable[Trajectory]) -> tuple[dict[str, list[float]], Counter[str]]:
+    """Accuracies of the scored episodes by question, and the number of the others by cause."""
     scores: dict[str, list[float]] = defaultdict(list)
     unscored: Counter[str] = Counter()
     for episode in episodes:
-        if truths is not None:
-            accepted = truths.get(episode.question_id)
-            if accepted is None:
-                unscored["no_truth"] += 1
-            else:
-                from pixelis.rewards.scorers import exact
-
-                scores[episode.question_id].append(float(exact(episode.answer, list(accepted))))
-        elif "accuracy" in episode.rewards:
+        if "accuracy" in episode.rewards:
             scores[episode.question_id].append(episode.rewards["accuracy"])
         else:
             unscored[episode.unscored or "not_scored"] += 1
     return scores, unscored
 
 
-def interval_of(scores: Mapping[str, Sequence[float]], seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the accuracy of ``scores`` by question, see `summarise`."""
+def interval_of(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """The 95 % interval of the accuracy of ``scores`` by question.
+
+    Wilson's if every question has one right-or-wrong episode, else a bootstrap over questions: episodes of one question are not
+    independent.
+    """
     values = [value for of_question in scores.values() for value in of_question]
     binary = all(value in (0.0, 1.0) for value in values)
     if (binary and len(values) == len(scores)) or len(scores) < 2:
         return wilson(round(sum(values)), len(values)) if binary else (0.0, 1.0)
-    return bootstrap_mean([sum(v) / len(v) for v in scores.values()], seed)
+    return bootstrap_mean([sum(v) / len(v) for v in scores.values()])
 
 
 def _flatten(items: Iterable[Group | Trajectory]) -> Iterable[Trajectory]:

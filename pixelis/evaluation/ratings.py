@@ -138,10 +138,6 @@ def _preference(rating: ItemRating, key: KeyItem) -> float:
     return 0.0 if rating.preference == "equal" else 1.0 if getattr(key, rating.preference) == "a" else -1.0
 
 
-def _of(arm: Arm, rating: ItemRating, key: KeyItem) -> SideRating:
-    return rating.left if key.left == arm else rating.right
-
-
 def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
     """Results of all raters: arms compared by question, agreement of the raters, quality of the ratings.
 
@@ -170,8 +166,27 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
         "preferred": {"a": wins, "b": losses, "equal": equal, "share_a_ci95": _share_interval(by_question)},
         "comparisons": comparisons,
         "agreement": _agreement(key, files, rated),
-        "raters": [_rater(key, file) for file in files],
-        "disputed": sorted(i for i, of in rated.items() if _spread(of) > DISPUTED),
+        "raters": [
+            {
+                "rater": file.rater,
+                "items": len(file.ratings),
+                "checks_passed": sum(r.preference == "equal" for r in file.ratings if key.items[r.item].is_check),
+                "checks": sum(key.items[r.item].is_check for r in file.ratings),
+                "seconds": statistics.median(r.seconds for r in file.ratings) if file.ratings else None,
+                "hasty": sum(r.seconds < HASTY_S for r in file.ratings),
+            }
+            for file in files
+        ],
+        "disputed": sorted(
+            item
+            for item, of in rated.items()
+            if any(
+                statistics.stdev(float(getattr(side, name)) for side in sides) > DISPUTED
+                for sides in ([r.left for r in of], [r.right for r in of])
+                for name in SCALES
+                if len(sides) > 1
+            )
+        ),
     }
 
 
@@ -227,27 +242,7 @@ def _compared(name: str, differences: Sequence[float]) -> dict[str, Any]:
 
 
 def _values(name: str, arm: Arm, ratings: Sequence[ItemRating], key: KeyItem) -> list[float]:
-    return [float(getattr(_of(arm, rating, key), name)) for rating in ratings]
-
-
-def _spread(ratings: Sequence[ItemRating]) -> float:
-    """Largest standard deviation between raters over the scales of both sides."""
-    sides = [[rating.left for rating in ratings], [rating.right for rating in ratings]]
-    scales = [[float(getattr(rating, name)) for rating in of] for of in sides for name in SCALES]
-    return max((statistics.stdev(values) for values in scales if len(values) > 1), default=0.0)
-
-
-def _rater(key: RatingKey, file: RatingFile) -> dict[str, Any]:
-    checks = [r.preference == "equal" for r in file.ratings if key.items[r.item].is_check]
-    seconds = [r.seconds for r in file.ratings]
-    return {
-        "rater": file.rater,
-        "items": len(file.ratings),
-        "checks_passed": sum(checks),
-        "checks": len(checks),
-        "seconds": statistics.median(seconds) if seconds else None,
-        "hasty": sum(s < HASTY_S for s in seconds),
-    }
+    return [float(getattr(rating.left if key.left == arm else rating.right, name)) for rating in ratings]
 
 
 def _agreement(key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
     an answer. ``ci95@k`` are their bootstrap intervals over questions. Empty for questions with one sample.
     """
     k = max((len(group.trajectories) for group in groups), default=0)
-    scored = [(group, scores) for group in groups if (scores := _scores(group.trajectories))]
+    accuracies = ({t.id: t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards} for group in groups)
+    scored = [(group, scores) for group, scores in zip(groups, accuracies, strict=True) if scores]
     if k < 2 or not scored:
         return {}
     values: dict[str, list[float]] = {
@@ -33,6 +34,8 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
         "pass@k": [float(any(score > 0.5 for score in scores.values())) for _, scores in scored],
         "maj@k": [_majority_score(group, scores, rewards, services) for group, scores in scored],
     }
+    right = [(sum(score > 0.5 for score in scores.values()), len(scores)) for _, scores in scored]
+    powers = [1 << i for i in range(min(n for _, n in right).bit_length())]
     return {
         "k": k,
         **{name: statistics.fmean(of_questions) for name, of_questions in values.items()},
@@ -40,15 +43,8 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
             name: list(interval_of({str(i): [value] for i, value in enumerate(of_questions)}))
             for name, of_questions in values.items()
         },
-        "pass": _pass_curve([(sum(s > 0.5 for s in scores.values()), len(scores)) for _, scores in scored]),
+        "pass": {str(power): statistics.fmean(pass_at(r, n, power) for r, n in right) for power in powers},
     }
-
-
-def _pass_curve(questions: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """pass@1, 2, 4, ... of questions with (right, scored) samples, up to the fewest samples of a question."""
-    fewest = min(n for _, n in questions)
-    numbers = [1 << i for i in range(fewest.bit_length())]
-    return {str(k): statistics.fmean(pass_at(right, n, k) for right, n in questions) for k in numbers}
 
 
 def pass_at(right: int, n: int, k: int) -> float:
@@ -61,7 +57,7 @@ def pass_at(right: int, n: int, k: int) -> float:
 def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) -> dict[str, Any]:
     """Accuracy by seed of groups with ``samples`` episodes of each seed in turn, their ``seed_mean`` and ``seed_std``.
 
-    The standard deviation tells how much sampling moves the accuracy on these very questions. Empty for fewer than two seeds.
+    Empty for fewer than two seeds.
     """
     if len(seeds) < 2:
         return {}
@@ -158,10 +154,6 @@ def _accuracy(episodes: Sequence[tuple[str, Trajectory]]) -> dict[str, Any]:
     if not values:
         return {"accuracy": None, "ci95": None, "n": 0}
     return {"accuracy": statistics.fmean(values), "ci95": list(interval_of(scores)), "n": len(values)}
-
-
-def _scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    return {t.id: t.rewards["accuracy"] for t in trajectories if "accuracy" in t.rewards}
 
 
 def _majority_score(group: Group, scores: dict[str, float], rewards: RewardsConfig, services: Services) -> float:

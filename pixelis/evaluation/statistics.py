@@ -11,7 +11,7 @@ LEVEL = 0.95
 RESAMPLES = 10_000
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson(successes: int, n: int) -> tuple[float, float]:
     """Wilson score interval of a proportion, within 0..1; (0, 1) for n = 0.
 
     Raises ValueError unless 0 <= successes <= n. Source: Wilson, JASA 1927.
@@ -22,13 +22,11 @@ def wilson(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
         return 0.0, 1.0
     from scipy.stats import binomtest  # scipy.stats takes a second to import
 
-    interval = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    interval = binomtest(successes, n).proportion_ci(confidence_level=LEVEL, method="wilson")
     return float(interval.low), float(interval.high)
 
 
-def bootstrap_mean(
-    values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
-) -> tuple[float, float]:
+def bootstrap_mean(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Percentile bootstrap interval of a mean over independent questions. Raises ValueError for fewer than two values.
 
     Uses percentiles because the bias-corrected interval is undefined if all values are equal. Source: Efron, 1979.
@@ -39,11 +37,11 @@ def bootstrap_mean(
     from scipy.stats import bootstrap
 
     rng = np.random.default_rng(seed)
-    result = bootstrap((data,), np.mean, n_resamples=resamples, batch=500, confidence_level=level, method="percentile", rng=rng)
+    result = bootstrap((data,), np.mean, n_resamples=resamples, batch=500, confidence_level=LEVEL, method="percentile", rng=rng)
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def student_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """Interval of a mean of few, about normal values, such as one of each seed. Raises ValueError for fewer than two values.
 
     Source: Student, Biometrika 1908.
@@ -53,36 +51,26 @@ def student_interval(values: Sequence[float], level: float = LEVEL) -> tuple[flo
         raise ValueError(f"an interval needs two values, not {data.size}")
     from scipy.stats import t
 
-    half = float(t.ppf((1 + level) / 2, data.size - 1) * data.std(ddof=1) / np.sqrt(data.size))
+    half = float(t.ppf((1 + LEVEL) / 2, data.size - 1) * data.std(ddof=1) / np.sqrt(data.size))
     return float(data.mean()) - half, float(data.mean()) + half
 
 
 def paired_bootstrap(
-    a: Sequence[float] | Mapping[str, float],
-    b: Sequence[float] | Mapping[str, float],
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
+    a: Sequence[float] | Mapping[str, float], b: Sequence[float] | Mapping[str, float], seed: int = 0
 ) -> dict[str, float | int | list[float]]:
-    """Mean of a - b over the same questions with its bootstrap interval at `level`: `{"mean", "ci95", "n"}`.
+    """Mean of a - b over the same questions with its 95 % bootstrap interval: `{"mean", "ci95", "n"}`.
 
     Sequences must have equal lengths and order; mappings (question id -> score) are compared on their shared keys. Questions are
     resampled with both scores, so that the difficulty of a question cancels. Deterministic for a seed. Raises ValueError for
     unequal lengths or fewer than two shared questions.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        shared = sorted(a.keys() & b.keys())
-        left, right = [a[key] for key in shared], [b[key] for key in shared]
-    elif isinstance(a, Mapping) or isinstance(b, Mapping):
-        raise ValueError("compare two sequences or two mappings")
+        pairs = [(a[key], b[key]) for key in sorted(a.keys() & b.keys())]
     else:
-        left, right = list(a), list(b)
-    if len(left) != len(right):
-        raise ValueError(f"{len(left)} and {len(right)} scores are not paired")
-    # Resampling pairs equals resampling their differences.
-    differences = np.asarray(left, dtype=np.float64) - np.asarray(right, dtype=np.float64)
-    low, high = bootstrap_mean(differences, seed, resamples, level)  # type: ignore[arg-type]
-    return {"mean": float(differences.mean()), "ci95": [low, high], "n": len(differences)}
+        pairs = list(zip(a, b, strict=True))  # type: ignore[arg-type]
+    differences = [left - right for left, right in pairs]
+    low, high = bootstrap_mean(differences, seed)
+    return {"mean": float(np.mean(differences)), "ci95": [low, high], "n": len(differences)}
 
 
 def paired_p(differences: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> float:

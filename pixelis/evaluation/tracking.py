@@ -34,14 +34,15 @@ class TrackingScores:
         Stiefelhagen 2008.
         """
         frames = sorted({frame for track in (*truth, *result) for frame in track})
-        alike = np.array([[[_iou(t.get(f), r.get(f)) for r in result] for t in truth] for f in frames])
+        alike = np.array([[[box_iou(t[f], r[f]) if f in t and f in r else 0.0 for r in result] for t in truth] for f in frames])
         alike = alike.reshape(len(frames), len(truth), len(result))
         in_truth, in_result = (
             np.array([[f in track for track in tracks] for f in frames], bool).reshape(len(frames), len(tracks))
             for tracks in (truth, result)
         )
         self._add_hota(alike, in_truth, in_result)
-        self._add_identities(alike, in_truth, in_result)
+        common = (alike >= 0.5).sum(0)
+        self.identities += common[_assignment(-common)].sum(), in_truth.sum(), in_result.sum()
         self._add_clear(alike, in_truth, in_result)
 
     @property
@@ -75,11 +76,6 @@ class TrackingScores:
         association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
         self.hota_counts.append((np.stack([hits, in_truth.sum() - hits, in_result.sum() - hits]), association))
 
-    def _add_identities(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
-        common = (alike >= 0.5).sum(0)
-        rows, columns = _assignment(-common)
-        self.identities += common[rows, columns].sum(), in_truth.sum(), in_result.sum()
-
     def _add_clear(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         last: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
@@ -105,7 +101,3 @@ def _assignment(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     from scipy.optimize import linear_sum_assignment  # takes a third of a second to import
 
     return linear_sum_assignment(costs)
-
-
-def _iou(one: Sequence[float] | None, other: Sequence[float] | None) -> float:
-    return 0.0 if one is None or other is None else box_iou(one, other)

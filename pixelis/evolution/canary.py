@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,7 +72,11 @@ def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against:
     differences = [c - r for c, r in pairs]
     mean = math.fsum(differences) / n
     se = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    cautious_mean, cautious_se = _adjusted(differences)
+    # Half a pair won and half a pair lost in addition, and one pair equal: a few changed answers, or none, would otherwise have a
+    # standard error of about 0 (Agresti and Min 2005, doi 10.1002/sim.1781).
+    m = n + PSEUDO_PAIRS
+    cautious_mean = math.fsum(differences) / m
+    cautious_se = math.sqrt(max((math.fsum(d * d for d in differences) + 1.0) / m - cautious_mean**2, 0.0) / m)
     bound = min(cautious_mean - critical_value(config.risk, look) * cautious_se, mean)
     reason: Reason
     if mean < -config.tolerance - ROUNDING:
@@ -99,16 +103,6 @@ def least_questions(config: CanaryConfig) -> int:
     if config.tolerance <= ROUNDING:
         return MIN_QUESTIONS
     return max(MIN_QUESTIONS, math.ceil(critical_value(config.risk, 1) / config.tolerance) - PSEUDO_PAIRS)
-
-
-def _adjusted(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error with half a pair won and half a pair lost in addition, and one pair equal.
-
-    A few changed answers, or none, would otherwise have a standard error of about 0 (Agresti and Min 2005, doi 10.1002/sim.1781).
-    """
-    n = len(differences) + PSEUDO_PAIRS
-    mean = math.fsum(differences) / n
-    return mean, math.sqrt(max((math.fsum(d * d for d in differences) + 1.0) / n - mean**2, 0.0) / n)
 
 
 class PromotionHistory:

@@ -49,7 +49,12 @@ class NearQuestions:
 
     def group(self, text: str, picture: UInt8[np.ndarray, "height width 3"] | None) -> str:
         """The name of the question's group, a new one if no earlier question is near-identical."""
-        words, look = _words(text), _look(picture)
+        # The text without case, punctuation, blanks and invisible characters.
+        words = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
+        look = np.full(SIDE * SIDE, -1e3, np.float32)
+        if picture is not None and picture.size:
+            reduced = Image.fromarray(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+            look = np.asarray(reduced, np.float32).ravel()
         if self.groups:
             looks = np.stack([known for _, known in self.groups.values()])
             names = list(self.groups)
@@ -64,18 +69,6 @@ class NearQuestions:
         if len(self.groups) > MAX_QUESTIONS:
             self.groups.popitem(last=False)
         return name
-
-
-def _words(text: str) -> str:
-    """The text without case, punctuation, blanks and invisible characters."""
-    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
-
-
-def _look(picture: np.ndarray | None) -> np.ndarray:
-    if picture is None or not picture.size:
-        return np.full(SIDE * SIDE, -1e3, np.float32)
-    reduced = Image.fromarray(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
-    return np.asarray(reduced, np.float32).ravel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +133,11 @@ class Shares:
         if cap != self.cap:
             self.cap, self.counted = cap, []
         counts = Counter(source.user for source in self.counted)
-        oldest, in_turn = list(range(len(waiting))), _in_turn(waiting, counts)
+        oldest, before, ranks = list(range(len(waiting))), counts.copy(), list[int]()
+        for user, _ in waiting:  # the tasks that a user has before each of its tasks, in the candidate and in the queue
+            ranks.append(before[user])
+            before[user] += 1
+        in_turn = sorted(oldest, key=ranks.__getitem__)
         for size in range(min(most, len(waiting)), max(least, 1) - 1, -1):
             for order in (oldest, in_turn):
                 chosen = self._fill(waiting, order, size)
@@ -218,15 +215,6 @@ class _Cap:
 def most_tasks(share: float, tasks: int) -> int:
     """The largest number of ``tasks`` that is within a share (0..1) of them, rounded up."""
     return math.ceil(share * tasks - 1e-9)
-
-
-def _in_turn(waiting: Sequence[Source], counts: Counter[str]) -> list[int]:
-    """Indices of the tasks, ordered by how many tasks their user has before them: in ``counts`` and earlier in the queue."""
-    before, ranks = counts.copy(), list[int]()
-    for user, _ in waiting:
-        ranks.append(before[user])
-        before[user] += 1
-    return sorted(range(len(waiting)), key=ranks.__getitem__)
 
 
 def most_abundant(waiting: Sequence[Source]) -> int:

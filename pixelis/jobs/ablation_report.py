@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ def write(ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failur
     arms = summarise_arms(scores)
     for row in arms:
         runs = [by_arm[row["arm"]][seed] for seed in scores.seeds]
-        row["metrics"] = {name: _mean(value for run in runs for value in run["scores"][name].values()) for name in SCORES}
+        row["metrics"] = {
+            name: statistics.fmean(values) if (values := [v for run in runs for v in run["scores"][name].values()]) else None
+            for name in SCORES
+        }
         row["seconds"] = statistics.fmean(run["seconds"] for run in runs)
     used = {(arm, seed) for arm in scores.arms for seed in scores.seeds}
     left_out = [f"{arm}, seed {seed}" for arm in ablation.arms for seed in ablation.seeds if (arm, seed) not in used]
@@ -78,15 +81,15 @@ def curves(ablation: AblationConfig, arms: Sequence[str], seeds: Sequence[int]) 
         kind = "step/sft" if ablation.stage == "sft" else "step/policy"
         if ablation.stage != "sft" and metric.startswith("evaluate/"):
             kind = "evaluation"  # it runs beside training, and joins the metrics of a later step
-        by_arm = {arm: mean_curve([_series(ablation, arm, seed, kind, metric) for seed in seeds]) for arm in arms}
+        by_arm = {}
+        for arm in arms:
+            runs = [events.read(Path(ablation.dir) / arm / f"seed_{seed}", kind) for seed in seeds]
+            by_arm[arm] = mean_curve(
+                [{row["step"]: v for row in run if (v := events.as_number(row.get(metric))) is not None} for run in runs]
+            )
         if by_arm := {arm: curve for arm, curve in by_arm.items() if curve}:
             drawn[metric] = by_arm
     return drawn
-
-
-def _series(ablation: AblationConfig, arm: str, seed: int, kind: str, metric: str) -> dict[float, float]:
-    rows = events.read(Path(ablation.dir) / arm / f"seed_{seed}", kind)
-    return {row["step"]: value for row in rows if (value := events.as_number(row.get(metric))) is not None}
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -134,8 +137,3 @@ def limits(report: Mapping[str, Any]) -> str:
 
 def _interval(ends: Sequence[float]) -> str:
     return f"[{ends[0]:.3f}, {ends[1]:.3f}]".ljust(16)
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.fmean(known) if known else None

@@ -71,7 +71,7 @@ def analyse(config: Config, folder: Path) -> RankFile:
         for done, layer in enumerate(sorted(layers, key=lambda name: name not in changes), 1):
             if layer not in changes:
                 base, tuned = (file.read(f"{layer}.weight").to(device) for file in files)
-                changes[layer] = weight_change(base, tuned, config.ranks, config.run.seed)
+                changes[layer] = weight_change(base, tuned, config.run.seed)
                 progress.update(done, layer=layer)
             out.write(json.dumps({"key": key, "layer": layer, **changes[layer].to_json()}) + "\n")
             out.flush()

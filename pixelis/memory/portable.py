@@ -84,11 +84,13 @@ def read(path: str | os.PathLike[str], rows: int = 500) -> Iterator[list[Entry]]
             if (file.schema_arrow.metadata or {}).get(b"format") != FORMAT or not file.schema_arrow.equals(SCHEMA):
                 raise BadInput(f"{path} contains no experiences", code="bad_schema", fix="pass a file exported from a memory")
             for batch in file.iter_batches(rows, columns=["experience", "vector", "pictures"]):
-                yield [_entry(row) for row in batch.to_pylist(maps_as_pydicts="strict")]
+                yield [
+                    Entry(
+                        Experience.model_validate_json(row["experience"]),
+                        None if row["vector"] is None else np.asarray(row["vector"], np.float32),
+                        row["pictures"] or {},
+                    )
+                    for row in batch.to_pylist(maps_as_pydicts="strict")
+                ]
     except (pyarrow.ArrowException, ValidationError, OSError) as error:
         raise BadInput(f"{path} cannot be read: {error}", code="bad_file", fix="export it again") from error
-
-
-def _entry(row: dict) -> Entry:
-    vector = None if row["vector"] is None else np.asarray(row["vector"], np.float32)
-    return Entry(Experience.model_validate_json(row["experience"]), vector, row["pictures"] or {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,41 +76,26 @@ class Rows:
                 for seq, row in sorted(self.experiences(chunk))
             ]
 
-    def page(self, limit: int, after: Place | None, user: str | None, seqs: Iterable[int]) -> list[tuple[float, Row]]:
-        """Times and rows of at most ``limit`` experiences; see ``Shard.list_rows``. ``seqs`` are those of all."""
+    def page(self, limit: int, after: Place | None, user: str | None) -> list[tuple[float, Row]]:
+        """Times and rows of at most ``limit`` experiences; see ``Shard.list_rows``."""
         at, id = after or (float("inf"), "")
-        conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)", intact("experiences")], [at, at, id]
-        if user is not None:
-            condition, more = _is_of(user)
-            conditions.append(condition)
-            values += more
-        where, page = " AND ".join(conditions), max(0, limit)
-        try:
-            with self.database.read() as db:
-                query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE {where} ORDER BY created_at DESC, id LIMIT ?"
-                return [(row[0], row[1:]) for row in db.execute(query, [*values, page]).fetchall()]
-        except InfraFailure:  # damaged: read what can be read
-            rows = [
-                (at_, row[1:])
-                for at_, row in self.experiences(list(seqs), f"created_at, user, {COLUMNS}")
-                if (at_ < at or (at_ == at and row[1] > id)) and _of(user, row[0])
-            ]
-            return sorted(rows, key=lambda pair: (-pair[0], pair[1][0]))[:page]
+        condition, values = _is_of(user)
+        query = (
+            f"SELECT created_at, {COLUMNS} FROM experiences WHERE (created_at < ? OR created_at = ? AND id > ?) AND {condition} "
+            f"AND {intact('experiences')} ORDER BY created_at DESC, id LIMIT ?"
+        )
+        with self.database.read() as db:
+            return [(row[0], row[1:]) for row in db.execute(query, [at, at, id, *values, max(0, limit)]).fetchall()]
 
-    def matching(self, user: str | None, words: Sequence[str], seqs: Iterable[int]) -> set[str]:
-        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words``, see ``Shard.search``.
-
-        ``seqs`` are those of all.
-        """
-        condition, values = _is_of(user) if user is not None else ("TRUE", [])
-        try:
-            with self.database.read() as db:
-                query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
-                texts = [tuple(row) for row in db.execute(query, values)]
-        except InfraFailure:  # damaged: read what can be read
-            rows = self.experiences(list(seqs), f"user, {TEXTS}")
-            texts = [row for owner, row in rows if _of(user, owner)]
-        return {id for id, question, answer in texts if _has(f"{question} {answer or ''}", words)}
+    def matching(self, user: str | None, words: Sequence[str]) -> set[str]:
+        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words`` (case-folded beginnings of words)."""
+        condition, values = _is_of(user)
+        query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
+        with self.database.read() as db:
+            texts = {
+                id: WORD.findall(f"{question} {answer or ''}".casefold()) for id, question, answer in db.execute(query, values)
+            }
+        return {id for id, own in texts.items() if all(any(other.startswith(word) for other in own) for word in words)}
 
     def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
         """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
@@ -123,19 +108,10 @@ class Rows:
             return [row for seq in seqs for row in self._read(query, [seq])]
 
 
-def _has(text: str, words: Sequence[str]) -> bool:
-    """Whether each of ``words`` (case-folded) is the beginning of a word of ``text``."""
-    own = WORD.findall(text.casefold())
-    return all(any(other.startswith(word) for other in own) for word in words)
-
-
-def _is_of(user: str) -> tuple[str, list[Any]]:
+def _is_of(user: str | None) -> tuple[str, list[str]]:
     """The SQL condition, with its values, for experiences of ``user``; see ``Shard.list_rows``."""
+    if user is None:
+        return "TRUE", []
     if user.endswith("."):
         return "user >= ? AND user < ?", [user, user[:-1] + "/"]  # the character after the dot
     return "user = ?", [user]
-
-
-def _of(user: str | None, owner: str | None) -> bool:
-    """Whether an experience of ``owner`` is of ``user``; see ``Shard.list_rows``."""
-    return user in (None, owner) or (user is not None and user.endswith(".") and (owner or "").startswith(user))

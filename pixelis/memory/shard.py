@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,8 +57,6 @@ class Shard:
         self._index: Index | None = None
         self._ids: dict[int, str] = {}
         self._rows: dict[str, int] = {}
-        self._adding, self._adding_lock = 0, threading.Lock()
-        """Number of entries that callers are adding, an upper bound of rows not yet in ``_ids``."""
         try:
             self._recover()
         except BaseException:
@@ -115,14 +112,12 @@ class Shard:
 
         def change(db: sqlite3.Connection) -> tuple[list[bool], list[tuple[int, Entry]], list[int]]:
             new, stored, evicted = [], [], []
-            count = 0
             withdrawn = _withdrawn(db)
-            if len(self._ids) + self._adding > self.capacity:  # counting is slow, and needed only for a full shard
-                (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
+            (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
             for entry, record, pictures in records:
-                x = entry.experience
-                if db.execute("SELECT 1 FROM experiences WHERE id = ?", (x.id,)).fetchone():
-                    new.append(False)
+                known = db.execute("SELECT 1 FROM experiences WHERE id = ?", (entry.experience.id,)).fetchone()
+                new.append(not known)
+                if known:
                     continue
                 over = count + 1 - self.capacity
                 if over > 0:
@@ -131,35 +126,14 @@ class Shard:
                     db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq in victims])
                     evicted += victims
                     count -= len(victims)
-                feedback = json.dumps([f.model_dump(mode="json") for f in x.feedback])
-                status = "failed" if x.policy_version in withdrawn else x.status
-                state = (status, x.priority, x.retrievals, x.successes, feedback, record)
-                row = db.execute(
-                    "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, record) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (x.id, x.created_at, x.user, *state),
-                ).lastrowid
-                db.execute(f"UPDATE experiences SET checksum = {CHECKSUM} WHERE seq = ?", (row,))
-                assert row is not None
-                if entry.vector is not None:
-                    blob = np.ascontiguousarray(entry.vector, "<f4").tobytes()
-                    (width,) = db.execute("SELECT length(vector) FROM vectors LIMIT 1").fetchone() or (len(blob),)
-                    validate(np.asarray(entry.vector)[None], width // 4)
-                    db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (row, blob, digest(row, blob)))
+                row = _insert(db, entry, record, withdrawn)
                 for picture in pictures:
                     add_picture(db, row, *picture)
-                new.append(True)
                 stored.append((row, entry))
                 count += 1
             return new, stored, evicted
 
-        with self._adding_lock:
-            self._adding += len(entries)
-        try:
-            return self.database.write(change, self._apply_added)[0]
-        finally:
-            with self._adding_lock:
-                self._adding -= len(entries)
+        return self.database.write(change, self._apply_added)[0]
 
     def _apply_added(self, result: tuple[list[bool], list[tuple[int, Entry]], list[int]]) -> None:
         _, stored, evicted = result
@@ -190,7 +164,7 @@ class Shard:
         words = WORD.findall(text.casefold())
         if user is None and not words:
             return self._nearest(vectors, k)
-        wanted, breadth = self.stored.matching(user, words, self._ids), k
+        wanted, breadth = self.stored.matching(user, words), k
         while True:  # the index knows neither users nor words: search wider until enough of the nearest match
             near = [[pair for pair in line if pair[0] in wanted][:k] for line in self._nearest(vectors, breadth)]
             if breadth >= len(self._rows) or all(len(line) >= min(k, len(wanted)) for line in near):
@@ -239,7 +213,7 @@ class Shard:
 
         A ``user`` that ends in a dot stands for all that begin with it.
         """
-        return self.stored.page(limit, after, user, self._ids)
+        return self.stored.page(limit, after, user)
 
     def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
         """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
@@ -430,6 +404,26 @@ class Shard:
         ``accepts`` tells whether an id belongs to this shard. Raises BadInput for another kind of file.
         """
         return sum(sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path))
+
+
+def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[int]) -> int:
+    """Insert an experience and its vector; returns its row number."""
+    x = entry.experience
+    feedback = json.dumps([f.model_dump(mode="json") for f in x.feedback])
+    status = "failed" if x.policy_version in withdrawn else x.status
+    row = db.execute(
+        "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, record) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (x.id, x.created_at, x.user, status, x.priority, x.retrievals, x.successes, feedback, record),
+    ).lastrowid
+    assert row is not None
+    db.execute(f"UPDATE experiences SET checksum = {CHECKSUM} WHERE seq = ?", (row,))
+    if entry.vector is not None:
+        blob = np.ascontiguousarray(entry.vector, "<f4").tobytes()
+        (width,) = db.execute("SELECT length(vector) FROM vectors LIMIT 1").fetchone() or (len(blob),)
+        validate(np.asarray(entry.vector)[None], width // 4)
+        db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (row, blob, digest(row, blob)))
+    return row
 
 
 def _withdrawn(db: sqlite3.Connection) -> set[int]:

@@ -15,10 +15,11 @@ EPSILON = 1e-8
 
 
 def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> BFloat16[Tensor, " n"]:
-    """One of the two nearest bfloat16 numbers, the nearer one more often: the mean is `values`. Overwrites `values`.
+    """One of the two nearest bfloat16 numbers, the nearer one more often: the mean is `values`. Overwrites
+    `values`.
 
-    A moving average with a decay near 1 changes by less than half a unit in the last place of bfloat16, so rounding to the
-    nearest would stop it. Source: stochastic rounding, Gupta et al., arXiv 1502.02551, section 3.1.
+    Rounding to the nearest would stop a moving average with a decay near 1. Source: stochastic rounding,
+    arXiv 1502.02551, section 3.1.
     """
     bits = values.view(torch.int32)
     bits += torch.randint(2**16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
@@ -53,24 +54,12 @@ class AdamW(torch.optim.Optimizer):
                 if device not in generators:
                     generators[device] = torch.Generator(device).manual_seed(step)
                 tensors = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
-                for values, gradient, mean, square in zip(*(t.view(-1).split(CHUNK) for t in tensors), strict=True):
-                    _update(values, gradient, mean, square, step, group, generators[device])
-
-
-def _update(
-    parameter: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: int,
-    group: dict[str, Any],
-    generator: torch.Generator,
-) -> None:
-    (beta1, beta2), lr = group["betas"], group["lr"]
-    gradient = gradient.float()
-    mean = exp_avg.float().lerp_(gradient, 1 - beta1)
-    square = exp_avg_sq.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    denominator = (square / (1 - beta2**step)).sqrt_().add_(EPSILON)
-    parameter.mul_(1 - lr * group["weight_decay"]).addcdiv_(mean, denominator, value=-lr / (1 - beta1**step))
-    exp_avg.copy_(round_at_random(mean, generator))
-    exp_avg_sq.copy_(round_at_random(square, generator))
+                (beta1, beta2), lr = group["betas"], group["lr"]
+                for values, gradient, exp_avg, exp_avg_sq in zip(*(t.view(-1).split(CHUNK) for t in tensors), strict=True):
+                    gradient = gradient.float()
+                    mean = exp_avg.float().lerp_(gradient, 1 - beta1)
+                    square = exp_avg_sq.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                    denominator = (square / (1 - beta2**step)).sqrt_().add_(EPSILON)
+                    values.mul_(1 - lr * group["weight_decay"]).addcdiv_(mean, denominator, value=-lr / (1 - beta1**step))
+                    exp_avg.copy_(round_at_random(mean, generators[device]))
+                    exp_avg_sq.copy_(round_at_random(square, generators[device]))

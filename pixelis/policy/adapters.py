@@ -32,10 +32,10 @@ HASH_THREADS = min(8, os.cpu_count() or 1)
 class Adapter:
     """The trainable part of a policy, as it is published and stored.
 
-    tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in the base model; for
-    kind `full` the parameters themselves by name, float32 or the bits of bfloat16 as uint16. alpha, rank: as configured; their
-    ratio scales every layer, including layers whose A has another rank. base_sha256: fingerprint of the base model
-    (`model_path.fingerprint`).
+    tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in
+    the base model; for kind `full` the parameters themselves, float32 or the bits of bfloat16 as uint16.
+    alpha / rank scales every layer, also those whose A has another rank. base_sha256:
+    `model_path.fingerprint` of the base model.
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -51,7 +51,7 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors: for LoRA 4 * sum(rank * (in + out)) over the adapted layers."""
+        """Bytes of all tensors."""
         return sum(a.nbytes for a in self.tensors.values())
 
     @property
@@ -67,7 +67,7 @@ class Adapter:
         return self.kind == "lora" and not any(name == "lm_head.A" or is_vision(name) for name in self.tensors)
 
     def sha256(self) -> str:
-        """Content hash over names, shapes, values and scale; a model's tensors are hashed in several threads."""
+        """Content hash over names, shapes, values and scale."""
 
         def digest_of(name: str) -> bytes:
             array = np.ascontiguousarray(self.tensors[name])
@@ -82,7 +82,7 @@ class Adapter:
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """Header of the safetensors file. Layers whose rank differs from `rank` are listed with their rank and alpha."""
+        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from `rank`."""
         header = {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
         other = {name: rank for name, rank in self.ranks.items() if rank != self.rank}
         if other:
@@ -97,7 +97,7 @@ def to_float32(values: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """The bits of float32 values, finite and rounded to the nearest bfloat16 (ties to even), as uint16."""
+    """The bits of finite float32 values, rounded to the nearest bfloat16 (ties to even), as uint16."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -115,7 +115,7 @@ def is_vision(name: str) -> bool:
 
 
 def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4) -> int:
-    """Bytes of an adapter. shapes: (out, in) of each layer; rank: of all layers, or by layer; width: bytes of a number."""
+    """Bytes of an adapter. shapes: (out, in) of each layer; rank: of all layers, or by layer."""
     ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
     return sum(r * sum(shapes[name]) * width for name, r in ranks.items())
 
@@ -133,7 +133,8 @@ def save_tensors(adapter: Adapter, folder: Path) -> None:
 def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
     """Read the adapter of a checkpoint, of a run's best or else newest one, or of a folder in PEFT's format.
 
-    lazily: read each tensor when it is used. Raises MissingFile without an adapter, BadInput for a damaged or foreign one.
+    lazily: read each tensor when it is used. Raises MissingFile without an adapter, BadInput for a damaged or
+    foreign one.
     """
     if (Path(folder) / "adapter_config.json").is_file():
         tensors, alpha, rank = read_peft(Path(folder))
@@ -142,10 +143,7 @@ def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
 
 
 def read_adapter(files: list[Path], header: Mapping[str, str], lazily: bool = False) -> Adapter:
-    """Read the adapter in files of a verified checkpoint, or with `lazily` each tensor when it is used.
-
-    header: its `Adapter.metadata`.
-    """
+    """The adapter in files of a verified checkpoint. header: its `Adapter.metadata`."""
     tensors = StoredTensors(files)
     return adapter_of(tensors if lazily else dict(tensors), header)
 
@@ -157,10 +155,7 @@ def adapter_of(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> 
 
 
 def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], dict[str, str]]:
-    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors.
-
-    verify: compare the checksums. Raises the errors of `load_adapter`.
-    """
+    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors."""
     folder = Path(folder)
     if (folder / "checkpoints").is_dir():
         folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
@@ -178,9 +173,8 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
 
 
 def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the trainable parameters.
-
-    Layers that it does not adapt start without a change.
+    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the
+    trainable parameters.
     """
     if adapter.kind != ("full" if policy.full else "lora"):
         raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")

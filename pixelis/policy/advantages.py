@@ -33,12 +33,13 @@ def assign_advantages(
     kl_weight: float = 0.0,
     sum_workers: Sum = list,
 ) -> dict[str, float]:
-    """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics of the batch.
+    """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics of the
+    batch.
 
-    greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum of k1 over its
-    policy tokens (`Trainer.kl_to_reference`), None for an unusable rollout; `kl_weight` times it is subtracted from the reward,
-    as in TRL's RLOO. The baselines none and critic penalise each token instead, see `token_advantages`.
-    sum_workers: required for batch statistics when each worker holds a part of the batch. Raises as `batch_advantages` does.
+    greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum
+    of k1 over its policy tokens, None for an unusable one; `kl_weight` times it is subtracted from the
+    reward, as in TRL's RLOO. sum_workers: required for batch statistics if workers share the batch. Raises as
+    `batch_advantages` does.
     """
     rewards = [group_rewards(group, settings) for group in groups]
     if kl is not None:
@@ -56,17 +57,17 @@ def assign_advantages(
 
 
 def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float | None]:
-    """The rewards that count in a group's statistics: None for an unscored rollout and for one whose stop reason is excluded.
+    """The rewards that count in a group's statistics: None for an unscored rollout or an excluded stop
+    reason.
 
-    With `count_excluded` an excluded rollout counts with reward 0, although it gets no advantage (Mini-o3's code, arXiv
-    2509.07969).
+    With `count_excluded` an excluded rollout counts with reward 0 (Mini-o3's code, arXiv 2509.07969).
     """
     excluded = 0.0 if settings.count_excluded else None
     return [excluded if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
 
 
 def usable(rewards: Values, settings: config.AdvantageConfig) -> bool:
-    """Whether the rewards of a group suffice for advantages; other groups are dropped and counted."""
+    """Whether the rewards of a group suffice for advantages."""
     scored = sum(r is not None for r in rewards)
     # With k rollouts there is a single subset of k.
     return scored >= settings.min_group and not (settings.baseline == "pass_at_k" and scored <= settings.k)
@@ -80,12 +81,12 @@ def batch_advantages(
     tokens: Sequence[Sequence[int]] | None = None,
     sum_workers: Sum = list,
 ) -> list[list[float | None]]:
-    """(reward - baseline) / (scale + eps) for the groups of a batch, which may differ in size; same shape as `groups`.
+    """(reward - baseline) / (scale + eps) for the groups of a batch; same shape as `groups`.
 
-    groups: rewards; None (unscored) stays None. All of a group is None if the group is not `usable` or lacks a required greedy
-    reward. tokens: policy tokens of each rollout, for `batch_over=token`. With a baseline of the group, rewards equal up to
-    rounding give exactly 0. Raises DataFailure for a reward that is not finite (such rewards should be unscored) and BadConfig if
-    greedy rewards or token counts are missing or a user-defined function does not return a finite number for each reward.
+    groups: rewards; None (unscored) stays None. All of a group is None if it is not `usable` or lacks a
+    required greedy reward. tokens: policy tokens of each rollout, for `batch_over=token`. Rewards equal up to
+    rounding give exactly 0 with a baseline of the group. Raises DataFailure for a reward that is not finite,
+    BadConfig for missing greedy rewards or token counts and for what a user-defined function returns wrongly.
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
         raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")

@@ -1,7 +1,7 @@
-"""The critic of PPO: a value head on the policy's hidden states (arXiv 1707.06347).
+"""The critic of PPO (arXiv 1707.06347): a value head on the policy's hidden states, with its own optimizer.
 
-The states are detached, so the value loss does not change the policy, and an adapter stays what generators load. The head has
-its own optimizer; its gradients are summed over the learners.
+The states are detached, so the value loss does not change the policy, and an adapter stays what generators
+load.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Critic:
     ) -> dict[str, float]:
         """Add the gradient of the value loss of a micro-batch; returns sums over its tokens.
 
-        max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2, `old` being the values before the first step on the batch.
-        weights: of each token, with the denominator of the global batch.
+        max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; old: values before the first step on the
+        batch; weights: of each token, with the denominator of the global batch.
         """
         values, clip = self.values(hidden), self.settings.clip
         errors = (values - returns).square()
@@ -58,7 +58,9 @@ class Critic:
         return {"critic_loss": float(losses.detach().sum()), "critic_clipped": float((clipped > errors).sum())}
 
     def apply(self) -> None:
-        """Take the optimizer step with the gradients of all learners. Collective. Skipped if the gradient is not finite."""
+        """Take the optimizer step with the gradients of all learners, unless the gradient is not finite.
+        Collective.
+        """
         parameters = list(self.head.parameters())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

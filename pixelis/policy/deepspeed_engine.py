@@ -1,6 +1,7 @@
-"""The DeepSpeed engine of the learner, with access to its complete state at any ZeRO stage and number of workers.
+"""The DeepSpeed engine of the learner, with access to its state at any ZeRO stage and number of workers.
 
-State is read and written as full tensors by name, so a checkpoint of two workers under ZeRO-2 resumes on one under ZeRO-1.
+State is read and written by name as full tensors or parts of them, so a checkpoint of two workers under
+ZeRO-2 resumes on one under ZeRO-1.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from torch import Tensor
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.policy.adamw import AdamW
 from pixelis.policy.adapters import to_float32
-from pixelis.policy.flat_tensors import FlatTensors
-from pixelis.policy.tensor_parts import Part
+from pixelis.policy.tensor_parts import FlatTensors, Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,9 +37,9 @@ Shards = Mapping[str, Tensor]
 
 
 def ensure_process_group(device: torch.device) -> None:
-    """Import DeepSpeed, and initialize torch.distributed with one worker unless Ray Train has already done so.
+    """Import DeepSpeed, and initialize torch.distributed with one worker unless Ray Train has done so.
 
-    The group lasts until the process ends, because DeepSpeed uses the group of its first engine for all later ones.
+    The group lasts until the process ends: DeepSpeed uses that of its first engine for all later ones.
     """
     os.environ["DS_ACCELERATOR"] = device.type  # else it moves the model to a GPU that the learner has not reserved
     from deepspeed import ops
@@ -57,7 +57,9 @@ def ensure_process_group(device: torch.device) -> None:
 
 
 def deepspeed_config(learner: config.LearnerConfig, bfloat16: bool, device: torch.device) -> dict[str, Any]:
-    """DeepSpeed's configuration: defaults, overridden by the file `learner.deepspeed`. Raises MissingFile, BadConfig."""
+    """DeepSpeed's configuration: defaults, overridden by the file `learner.deepspeed`. Raises MissingFile,
+    BadConfig.
+    """
     bucket = 200_000_000 if device.type == "cuda" else 20_000_000
     defaults: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -99,8 +101,8 @@ def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]
 class ZeroEngine:
     """A module under DeepSpeed with AdamW, torch's or one with bfloat16 moments.
 
-    parameters: the trainable parameters, by their names in checkpoints. All workers must call the methods together. Requires
-    `ensure_process_group`.
+    parameters: the trainable ones, by their names in checkpoints. All workers must call the methods together,
+    after `ensure_process_group`.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class ZeroEngine:
     def apply(self, lr: float) -> float | None:
         """Clip the gradient and take the optimizer step; returns the global gradient norm before clipping.
 
-        Returns None if the norm is not finite; parameters and moments are then unchanged, bit for bit, on all workers.
+        None if the norm is not finite; parameters and moments are then unchanged, bit for bit, on all
+        workers.
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
@@ -167,7 +170,8 @@ class ZeroEngine:
         return out
 
     def model_weights(self) -> FlatTensors:
-        """Copy of the trainable parameters as the forward pass reads them, on the first worker; {} on the others.
+        """Copy of the trainable parameters as the forward pass reads them, on the first worker; {} on the
+        others.
 
         float32, or the bits of bfloat16 as uint16.
         """
@@ -185,7 +189,7 @@ class ZeroEngine:
         return out
 
     def parts(self) -> tuple[dict[str, Part], dict[str, Part | np.ndarray]]:
-        """Copies of this worker's parts of `weights` and of `moments`; those of all workers together are complete."""
+        """This worker's parts of `weights` and of `moments`; those of all workers together are complete."""
         weights: dict[str, Part] = {}
         moments: dict[str, Part | np.ndarray] = {}
         states = list(self._adam.state.values())
@@ -209,7 +213,7 @@ class ZeroEngine:
         return {name: Part(_copy(mapping.get_hp_fragment(moment)), mapping.lp_fragment_address.start, tuple(parameter.shape))}
 
     def parts_of(self, shards: Shards) -> dict[str, Part]:
-        """Copies of this worker's parts of the parameters that `shards` stand for; those of all workers are complete."""
+        """This worker's parts of the parameters that `shards` stand for."""
         parts: dict[str, Part] = {}
         for name, parameter in self.parameters.items():
             is_divided = hasattr(parameter, "ds_id")
@@ -243,12 +247,12 @@ class ZeroEngine:
         parameter._z3_optimizer.set_local_hp_param(padded, parameter, moment)
 
     def shards(self) -> Shards:
-        """Copy of this worker's part of the parameters that the forward pass reads: all of each, except under ZeRO-3."""
+        """This worker's part of the parameters that the forward pass reads: all of each, except under ZeRO-3."""
         return {name: self._shard(parameter).clone() for name, parameter in self.parameters.items()}
 
     @contextmanager
     def using(self, shards: Shards) -> Iterator[None]:
-        """Use other parameters in forward passes. The current ones are restored bit for bit."""
+        """Use other parameters in forward passes; the current ones are restored bit for bit."""
         current = self.shards()
         try:
             self._set_shards(shards)
@@ -330,7 +334,7 @@ def _even_part(name: str, value: Tensor) -> dict[str, Part]:
 
 
 def _zero3_part(name: str, parameter: Any, value: Tensor) -> dict[str, Part]:
-    """{name: this worker's part of a tensor that ZeRO-3 divides}, or {} for one that is only padding."""
+    """{name: this worker's part of a tensor that ZeRO-3 divides}, or {} for padding alone."""
     start = value.numel() * dist.get_rank()
     value = value.reshape(-1)[: max(0, parameter.ds_numel - start)]
     return {name: Part(_copy(value), start, tuple(parameter.ds_shape))} if value.numel() else {}

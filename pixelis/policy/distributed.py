@@ -16,10 +16,11 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
-    """Indices of each worker's items, in order: the largest item first, each to the worker with the smallest sum so far.
+    """Indices of each worker's items, in order: the largest item first, each to the worker with the smallest
+    sum.
 
-    The largest sum exceeds the mean by less than one item. With at least as many items as workers, each gets one. Source: longest
-    processing time first, R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969.
+    With at least as many items as workers, each gets one. Source: R. L. Graham, Bounds on Multiprocessing
+    Timing Anomalies, 1969.
     """
     shares: list[list[int]] = [[] for _ in range(workers)]
     sums = [0] * workers
@@ -31,7 +32,7 @@ def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
-    """Each value summed over all workers; of the first `largest` values the maximum. Raises InfraFailure without a group."""
+    """Each value summed over all workers; of the first `largest` the maximum. Raises InfraFailure without a group."""
     dist = _process_group()
     if dist.get_world_size() == 1:
         return values

@@ -26,7 +26,9 @@ GRID = 4
 
 
 def turn_ends(trajectory: Trajectory) -> list[int]:
-    """Positions of the tokens whose hidden states describe the episode: the last before each policy turn, and the last of all."""
+    """Positions of the tokens whose states describe the episode: the last before each policy turn, and the
+    last of all.
+    """
     ends: list[int] = []
     length = 0
     for turn in trajectory.turns:
@@ -44,7 +46,8 @@ def turn_states(
     views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
     row_tokens: int,
 ) -> list[Float[np.ndarray, "policy_turns_plus_1 hidden"] | None]:
-    """Hidden states of the last layer at the `turn_ends` of each trajectory, float32. views: images of each trajectory.
+    """Hidden states of the last layer at the `turn_ends` of each trajectory, float32. views: images of each
+    trajectory.
 
     None for a trajectory that has no policy turn or is unusable (`samples.unusable`).
     """
@@ -77,10 +80,10 @@ def turn_states(
 def image_vector(features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int) -> Float[Tensor, " hidden"]:
     """Vector of an image of rows * columns tokens, float32, not normalised.
 
-    The features are averaged over 4 x 4 cells. Channel c becomes its Walsh coefficient 1 + c mod 15 over the cells, which depends
-    on where in the image the channel is strong, not on how strong it is. The usual mean over the image separates images poorly:
-    half of the pairs of different images have a cosine above .94 in the embedded model, and the nearest of 300 has .99, the same
-    as the image itself after JPEG compression. With these coefficients the nearest other image has .79 and the image itself .96.
+    The features are averaged over 4 x 4 cells; channel c becomes its Walsh coefficient 1 + c mod 15 over the
+    cells, which depends on where in the image the channel is strong. It tells images apart: in the embedded
+    model the nearest of 300 other images has a cosine of 0.79 (with the mean over the image 0.99), the image
+    itself after JPEG compression 0.96.
     """
     cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(1)
     if rows * columns == 1:
@@ -106,8 +109,9 @@ def question_vectors(
 ) -> list[tuple[Float[np.ndarray, " hidden"] | None, Float[np.ndarray, " hidden"] | None]]:
     """(visual vector, text vector) of each question, float32; None without images or text.
 
-    texts: token ids of each question; views: its images; pool: features of an image and its rows and columns of tokens -> its
-    vector. The visual vector is the mean of the normalised image vectors, the text vector the mean of the token embeddings.
+    texts: token ids of each question; views: its images; pool: image features, rows and columns -> vector.
+    The visual vector is the mean of the normalised image vectors, the text vector the mean of the token
+    embeddings.
     """
     flat = [view for images in views for view in images]
     vectors = []

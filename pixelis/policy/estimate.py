@@ -103,11 +103,10 @@ def learner_memory(
 def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, full_kl: bool) -> Bytes:
     """Bytes of a packed pass of `tokens` tokens by part.
 
-    - activations: those that all layers save, or with gradient checkpointing the input of each layer and the activations of one
-      (arXiv 1604.06174); and the two widest gradients inside a layer.
-    - vision: of a frozen tower the current block and the feature cache; a trained tower counts as the layers. Every token is
-      assumed to be an image token.
-    - logits: a chunk of them in the model's type, twice in float32, and their gradient. full_kl: those of the reference too, and
+    - activations: those that all layers save, or with gradient checkpointing the input of each and the
+      activations of one (arXiv 1604.06174); and the two widest gradients inside a layer.
+    - vision: of a frozen tower the current block and the feature cache; a trained one counts as the layers.
+    - logits: a chunk in the model's type, twice in float32, and their gradient. full_kl: the reference's, and
       three more in float32.
     """
 

@@ -23,18 +23,11 @@ if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-"""Files of a model folder that hold weights, which a merged folder replaces."""
+"""Files of a model folder that a merged folder replaces."""
 
 
 STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
-"""Parameters of a Qwen3-VL mixture of experts -> dimension that has the hidden size in transformers' layout."""
-
-
-def _hidden_size(folder: Path) -> int:
-    """Hidden size of a model folder; 0 without a config.json."""
-    path = folder / "config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return int((settings.get("text_config") or settings).get("hidden_size", 0))
+"""Parameters of a Qwen3-VL mixture of experts -> dimension of the hidden size in transformers' layout."""
 
 
 def checkpoint_files(path: str | Path) -> list[Path]:
@@ -52,7 +45,7 @@ def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def parameter_name(name: str) -> str:
-    """The parameter name in transformers for the checkpoint's `name`; older checkpoints use shorter names."""
+    """The parameter name in transformers; older checkpoints use shorter names."""
     if name.startswith("visual."):
         return f"model.{name}"
     if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
@@ -61,15 +54,18 @@ def parameter_name(name: str) -> str:
 
 
 class BaseFile:
-    """The base model's parameters by their names in transformers; shapes are read on creation, values on demand.
+    """The base model's parameters by their names in transformers; shapes are read on creation, values on
+    demand.
 
-    Published mixtures of experts store stacked experts transposed: `transposed` names them, shapes and values are transformers'.
+    Published mixtures of experts store stacked experts transposed: `transposed` names them.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.transposed: set[str] = set()
-        hidden = _hidden_size(self.folder)
+        path = self.folder / "config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        hidden = int((settings.get("text_config") or settings).get("hidden_size", 0))
         self.locations: dict[str, tuple[Path, str]] = {}
         self.shapes: dict[str, torch.Tensor] = {}
         for file in checkpoint_files(folder):
@@ -116,9 +112,8 @@ def write_peft(
 ) -> Path:
     """Write a LoRA adapter in PEFT's format; returns the folder, which must not exist.
 
-    base_model: named in the adapter's configuration. fold_scale: multiply the scale into B in float32, where the reader would do
-    it in a narrower type. text_only: write the names of a model without vision. Layers of other ranks are listed as PEFT's
-    patterns; the scale is the same for all layers. Raises BadInput for the weights of a whole model.
+    fold_scale: multiply the scale into B in float32, where the reader would use a narrower type; text_only:
+    names of a model without vision. Raises BadInput for the weights of a whole model.
     """
     if adapter.kind != "lora":
         raise BadInput("the checkpoint holds all parameters, which are no adapter", fix="export a merged model instead")
@@ -152,10 +147,11 @@ def write_peft(
 
 
 def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """Write a model folder in the layout of `base` with the policy's weights; returns the folder, which must not exist.
+    """Write a model folder in the layout of `base` with the policy's weights; returns the folder, which must
+    not exist.
 
-    dtype: of the floating-point weights, None for that of each weight in `base`. Adapters are merged in float32 and rounded once.
-    Holds one file of weights in memory. Raises BadInput for weights that do not fit the base model.
+    dtype: of the floating-point weights, None for that of each in `base`. Adapters are merged in float32 and
+    rounded once. Raises BadInput for weights that do not fit.
     """
     source = BaseFile(base)
     updates = {
@@ -173,7 +169,12 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
             tensors[name] = tensor.to(target).contiguous()
         save_torch_file(tensors, folder / path.name, metadata={"format": "pt"})
     if dtype is not None:
-        _set_dtype(folder / "config.json", dtype)
+        path = folder / "config.json"
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        for section in (settings, settings.get("text_config", {}), settings.get("vision_config", {})):
+            for key in {"dtype", "torch_dtype"} & section.keys():
+                section[key] = str(dtype).removeprefix("torch.")
+        path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
     return folder
 
 
@@ -183,12 +184,3 @@ def copy_settings(base: Path, folder: Path) -> None:
     for path in sorted(base.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
             shutil.copyfile(path, folder / path.name)
-
-
-def _set_dtype(path: Path, dtype: torch.dtype) -> None:
-    """Name the type of the weights where the configuration names one."""
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    for section in (settings, settings.get("text_config", {}), settings.get("vision_config", {})):
-        for key in {"dtype", "torch_dtype"} & section.keys():
-            section[key] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")

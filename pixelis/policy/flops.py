@@ -1,8 +1,9 @@
-"""Floating-point operations of a training step, for the share of the hardware's peak that a run reaches (MFU).
+"""Floating-point operations of a training step, for the share of the hardware's peak that a run reaches
+(MFU).
 
-Counted as in PaLM (arXiv 2204.02311, appendix B): a matrix of N weights costs 2 N operations a token in the forward pass, again
-for the gradient of its input and again for that of its weights; attention counts whole squares of a sample's length. Recomputed
-activations do not count. A frozen vision tower, whose features are cached, does not either.
+Counted as in PaLM (arXiv 2204.02311, appendix B): a matrix of N weights costs 2 N operations a token in the
+forward pass, and again for the gradients of its input and of its weights; attention counts whole squares.
+Recomputed activations and a frozen vision tower do not count.
 """
 
 from __future__ import annotations
@@ -45,10 +46,7 @@ def peak_flops(device: torch.device, tflops: float | None = None) -> float | Non
 
 
 class FlopCounter:
-    """Counts the operations of training steps of a model. patch: side of an image patch in pixels.
-
-    Which weights are trained must not change afterwards.
-    """
+    """Counts the operations of training steps of a model. patch: side of an image patch in pixels."""
 
     def __init__(self, model: VisionLanguageModel, patch: int):
         self.patch = patch
@@ -62,36 +60,25 @@ class FlopCounter:
         self.vision = _per_token(visual) if any(p.requires_grad for p in visual.parameters()) else 0
 
     def step(self, batch: PackedBatch, lengths: Sequence[int], workers: int = 1) -> float:
-        """Operations of the forward and the backward pass of a micro-batch.
-
-        lengths: of its samples; workers: that divide its row, of which `batch` has one part.
-        """
+        """Operations of forward and backward pass of a micro-batch. workers: that divide its row."""
         patches = sum(view.shape[0] * view.shape[1] for view in batch.views) // self.patch**2
         return self.count(len(batch.tokens), sum(batch.policy_tokens.tolist()), lengths, patches, workers)
 
     def count(self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0, workers: int = 1) -> float:
-        """Operations for `tokens` and images, and 1 / `workers` of those for logits and for attention in samples of `lengths`."""
+        """Operations for `tokens` and images, and 1 / `workers` of those for logits and attention in `lengths`."""
         whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
         return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
 def _per_token(module: nn.Module, active: float = 1.0) -> int:
-    """Operations of the matrices of a module for a token: three passes of trainable ones, two of frozen ones.
-
-    active: share of the experts that a token passes, whose matrices are stacked in three dimensions.
-    """
-    return round(sum(2 * (3 if p.requires_grad else 2) * _numel(p) * share for p, share in _matrices(module, active)))
-
-
-def _matrices(module: nn.Module, active: float) -> Sequence[tuple[Any, float]]:
-    linear = [(m.weight, 1.0) for m in module.modules() if isinstance(m, nn.Linear)]
-    routers = [(m.weight, 1.0) for m in module.modules() if type(m).__name__.endswith("TopKRouter")]
-    experts = [
-        (p, active) for name, p in module.named_parameters() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    """Operations of a module's matrices for a token. active: share of the stacked experts that a token passes."""
+    matrices: list[tuple[Any, float]] = [
+        (m.weight, 1.0) for m in module.modules() if isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter")
     ]
-    return linear + routers + experts
-
-
-def _numel(parameter: Any) -> int:
-    """Number of weights, also of one that ZeRO-3 has divided."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    experts = ("experts.gate_up_proj", "experts.down_proj")
+    matrices += [(p, active) for name, p in module.named_parameters() if name.endswith(experts)]
+    total = 0.0
+    for parameter, share in matrices:
+        passes = 3 if parameter.requires_grad else 2
+        total += 2 * passes * int(getattr(parameter, "ds_numel", parameter.numel())) * share  # ds_numel: divided by ZeRO-3
+    return round(total)

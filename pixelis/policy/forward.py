@@ -1,7 +1,7 @@
-"""Forward passes of engine and learner: images to features, tokens and features to hidden states, and the attention functions.
+"""Forward passes of engine and learner, and their attention functions.
 
-transformers' own forward pass would encode an image again for every rollout that contains it, and would attend over a packed row
-with a square mask.
+transformers' own forward pass would encode an image again for every rollout that contains it, and attend over
+a packed row with a square mask.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch, Segments
 
 VisionLanguageModel = Any
-"""`Qwen2_5_VLForConditionalGeneration` or `Qwen3VLForConditionalGeneration`; they share no base class with typed submodules."""
+"""`Qwen2_5_VLForConditionalGeneration` and its like, which share no base class with typed submodules."""
 
 PACKED = "pixelis_packed"
 CACHED = "pixelis_cached"
-"""Names in transformers' attention registry: for packed rows (learner) and for rows with a KV cache (engine)."""
+"""Names in transformers' attention registry: for packed rows (learner) and rows with a KV cache (engine)."""
 
 
 @dataclass(slots=True)
 class Features:
-    """Output of the vision tower for one or more views. deepstack: visual input of each early decoder layer (Qwen3-VL)."""
+    """Output of the vision tower for one or more views. deepstack: visual input of early decoder layers
+    (Qwen3-VL).
+    """
 
     embeds: Float[Tensor, "image_tokens hidden"]
     deepstack: list[Float[Tensor, "image_tokens hidden"]]
@@ -130,8 +132,9 @@ def hidden_states(
 ) -> Float[Tensor, "rows length hidden"]:
     """Hidden states of the last layer.
 
-    positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens in row-major order, None
-    without images; attention: `attention_mask`, `past_key_values`, `use_cache`, or `segments` for a packed row.
+    positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens in
+    row-major order; attention: `attention_mask`, `past_key_values`, `use_cache`, or `segments` for a packed
+    row.
     """
     language_model = model.model.language_model
     embeds = language_model.embed_tokens(tokens)
@@ -148,10 +151,7 @@ def hidden_states(
 def packed_hidden_states(
     model: VisionLanguageModel, batch: PackedBatch, features: Features | None, image_token: int, **attention: Any
 ) -> Float[Tensor, "tokens hidden"]:
-    """Hidden states of the last layer of a packed batch.
-
-    features: of its distinct views, in order; attention: further arguments of the model's attention function.
-    """
+    """Hidden states of the last layer of a packed batch. features: of its distinct views, in order."""
     if features is not None:
         features = features.rows(batch.image_rows)
     # Flash attention derives the samples from the restarting positions and takes no such argument.
@@ -163,9 +163,10 @@ def packed_hidden_states(
 
 
 def use_packed_attention(model: VisionLanguageModel) -> bool:
-    """Switch the language model to `packed_attention`, unless it uses flash attention, which handles packed rows itself.
+    """Switch the language model to `packed_attention`, unless it uses flash attention; returns whether it
+    did.
 
-    Returns whether it uses `packed_attention`: samples of a row may then share their prompts.
+    Only with `packed_attention` can samples of a row share their prompts.
     """
     text = model.model.language_model.config
     if text._attn_implementation == "sdpa":
@@ -191,8 +192,9 @@ def packed_attention(
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
     """Causal attention inside each sample of a packed row.
 
-    Samples of similar length are gathered into a batch and padded at their ends, where a causal mask hides the padding. The cost
-    is the sum over the samples, not the square of the row. Samples that share a prompt gather the same keys, values and queries.
+    Samples of similar length are gathered into a batch and padded at their ends, where a causal mask hides
+    the padding, so the cost is the sum over the samples, not the square of the row. Samples that share a
+    prompt gather the same keys.
     """
     if segments is None:
         raise ValueError("packed attention needs `segments`: use forward.packed_hidden_states")
@@ -226,8 +228,8 @@ def cached_attention(
 ) -> tuple[Float[Tensor, "rows n heads width"], None]:
     """Attention over cached keys and values.
 
-    Query heads that share a key head are laid out as additional queries of that head. Nothing is copied, whereas stock sdpa
-    repeats keys and values for each query head at every step.
+    Query heads that share a key head become additional queries of that head: stock sdpa would copy keys and
+    values for each.
     """
     rows, heads, length, width = query.shape
     group_size = heads // key.shape[1]

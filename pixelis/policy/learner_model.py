@@ -53,7 +53,7 @@ class LearnerModel:
         self.device = torch.device(device) if device is not None else default_device()
         dtype = pick_dtype(policy.dtype, self.device)
         if self.device.type == "cpu":
-            torch.set_num_threads(learner.threads)
+            torch.set_num_threads(max(1, int(learner.cpus)))
         ensure_process_group(self.device)
         bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)
@@ -137,16 +137,15 @@ class LearnerModel:
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probabilities of each sample's policy tokens under the current weights, float32, without dropout.
-
-        Empty for an unusable sample.
+        """Log-probabilities of each sample's policy tokens, float32, without dropout; empty for an unusable
+        sample.
         """
         with self._without_dropout():
             return self._per_token(samples, lambda new: new)
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """The critic's value before each policy token of each sample, float32. Empty for an unusable sample."""
+        """The critic's value before each policy token of each sample, float32; empty for an unusable sample."""
         critic = self.critic
         assert critic is not None
         with self._without_dropout():
@@ -172,15 +171,15 @@ class LearnerModel:
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
-        """KL penalty of each sample for `rft.loss.kl_in=reward`: behaviour - reference log-probability (k1), summed over tokens.
-
-        An unbiased estimate of KL(behaviour policy || reference), which can be negative. None for an unusable sample. Raises
-        BadConfig if there is no reference.
-        """
+        """KL penalty of each sample for `rft.loss.kl_in=reward`: `token_kl`, summed; None for an unusable sample."""
         return [float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)]
 
     def token_kl(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Behaviour - reference log-probability (k1) of each policy token of each sample; empty for an unusable sample."""
+        """Behaviour - reference log-probability (k1) of each policy token; empty for an unusable sample.
+
+        An unbiased estimate of KL(behaviour policy || reference), which can be negative. Raises BadConfig
+        without a reference.
+        """
         if self.reference is None:
             raise BadConfig("there is no reference policy to measure the KL divergence from", fix="set rft.loss.kl above 0")
         with self.zero.using(self.reference):
@@ -188,14 +187,15 @@ class LearnerModel:
         return [s.log_probs[s.mask] - values if len(values) else values for s, values in zip(samples, reference, strict=True)]
 
     def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[Tensor]:
-        """Log-probabilities of each batch under the reference policy. Under ZeRO-3 every worker takes part in all passes."""
+        """Log-probabilities of each batch under the reference policy. Collective under ZeRO-3."""
         with self._as_reference():
             return [outputs[0] for outputs in self._outputs(batches, passes)[: len(batches)]]
 
     def reference_states(self, batches: Sequence[PackedBatch], passes: int) -> list[ReferenceStates]:
-        """What the full KL divergence needs of the reference policy for each batch, in the host's memory; see above.
+        """What the full KL divergence needs of the reference policy for each batch, in the host's memory.
 
-        Under ZeRO-3 also for the empty batches: DeepSpeed needs equally many differentiable results on all workers.
+        Under ZeRO-3 also for the empty batches: DeepSpeed needs equally many differentiable results on all
+        workers.
         """
         from deepspeed import zero
 
@@ -211,7 +211,7 @@ class LearnerModel:
             yield
 
     def _outputs(self, batches: Sequence[PackedBatch], passes: int, **options: Any) -> list[tuple[Tensor, ...]]:
-        """What the module returns for each batch, and under ZeRO-3 for the empty batches up to `passes`."""
+        """What the module returns for each batch, and under ZeRO-3 for empty batches up to `passes`."""
         empty = [self.empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
         on_device = (batch.to(self.device) for batch in [*batches, *empty])
         return [self.zero.engine.module(batch, self._view_features(batch), **options) for batch in on_device]
@@ -219,8 +219,9 @@ class LearnerModel:
     def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
         """KL(behaviour policy || current weights) in nats per token, over all workers' usable samples.
 
-        The mean of exp(r) - 1 - r with r = current - behaviour log-probability: unbiased for samples of the behaviour policy and
-        never negative (k3 of http://joschu.net/blog/kl-approx.html). Infinite on overflow.
+        The mean of exp(r) - 1 - r with r = current - behaviour log-probability (k3 of
+        http://joschu.net/blog/kl-approx.html): unbiased for samples of the behaviour policy, never negative,
+        infinite on overflow.
         """
         ratios = [new - s.log_probs[s.mask] for s, new in zip(samples, self.log_probs(samples), strict=True) if len(new)]
         r = np.concatenate(ratios).astype(np.float64) if ratios else np.empty(0)

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch
 
 CHUNK_VALUES = 2**24
-"""Logits in memory at once. Longer batches pass the LM head in chunks; a trainable head recomputes them in the backward pass."""
+"""Logits in memory at once. A trainable LM head recomputes further chunks in the backward pass."""
 CACHED_VALUES = 2**20
-"""Logits of a chunk on a CPU: about a dozen operations pass over them, several times faster inside the processor's cache."""
+"""Logits of a chunk on a CPU, where a chunk that fits the cache is several times faster."""
 
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """The reference policy at the same places, for `rft.loss.kl_estimator=full`.
+    """Hidden states of the reference policy that predict the tokens, for `rft.loss.kl_estimator=full`.
 
-    hidden: the states that predict the tokens; head: values of the LM head's trainable parameters, in the order of the module.
-    Hidden states are smaller than distributions over the vocabulary by the ratio of width and vocabulary.
+    They are smaller than distributions over the vocabulary. head: values of the LM head's trainable
+    parameters.
     """
 
     hidden: Float[Tensor, "tokens width"]
@@ -64,13 +64,13 @@ def token_log_probs(
     observe: Callable[[Tensor], None] | None = None,
     reference: ReferenceStates | None = None,
 ) -> tuple[Float[Tensor, " tokens"], ...]:
-    """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32, in row order.
+    """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32.
 
-    features: of the batch's distinct views, in order; banned: from `banned_mask`; temperature: the engine's, above 0; smoothing:
-    share of each log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567).
-    Logits are computed only where a policy token is predicted. sequence: the workers that share the row, each of which has its
-    part of the batch; all of them get the results of all. observe: called with the hidden states that predict the tokens, unless
-    the row is shared. reference: adds a third result, KL(policy || reference) over the vocabulary at each token.
+    features: of the batch's distinct views; temperature: the engine's, above 0; smoothing: share of each
+    log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567);
+    sequence: the workers that share the row, which all get the results of all; observe: called with the
+    hidden states that predict the tokens, unless the row is shared; reference: adds KL(policy || reference)
+    over the vocabulary at each token.
     """
     predicting, own = predicting_states(model, batch, features, image_token, sequence)
     if observe is not None and own is None:
@@ -89,7 +89,9 @@ def predicting_states(
     image_token: int,
     sequence: SequenceGroup | None = None,
 ) -> tuple[Float[Tensor, "own width"], Int[Tensor, " own"] | None]:
-    """Hidden states that predict the policy tokens, and which tokens these are; None: all, unless workers share the row."""
+    """Hidden states that predict the policy tokens, and which tokens these are if workers share the row (else
+    None).
+    """
     if sequence is None or sequence.size == 1:
         return packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous), None
     hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
@@ -108,10 +110,7 @@ def project(
     smoothing: float = 0.0,
     reference: ReferenceStates | None = None,
 ) -> tuple[Float[Tensor, " tokens"], ...]:
-    """Log-probabilities of `targets` and entropies, from the hidden states that predict them. Calls `lm_head` once.
-
-    reference: adds KL(policy || reference) of the distributions at each token.
-    """
+    """Log-probabilities of `targets`, entropies and, with a reference, KL divergences. Calls `lm_head` once."""
     limit = max(1, chunk_values // len(banned))
     size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
     multiply = lm_head.product if isinstance(lm_head, LoraLinear) else lm_head.forward
@@ -158,8 +157,8 @@ def _parameters_of(lm_head: nn.Module, values: Sequence[Tensor]) -> Iterator[Non
 def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `function` instead of the forward pass of these modules, nested in their hooks.
 
-    ZeRO-3 gathers a module's weights in the hooks of a call. A call for each chunk would gather them as often, and hang where
-    workers have different numbers of chunks.
+    ZeRO-3 gathers weights in the hooks of a call. A call for each chunk would gather them as often, and hang
+    where workers have different numbers of chunks.
     """
     if not modules:
         return function(*inputs)
@@ -179,10 +178,11 @@ def _score(
     smoothing: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """Log-probabilities, entropies and, if requested, gradients of the former by the logits. Overwrites the logits.
+    """Log-probabilities, entropies and, if requested, gradients of the former by the logits. Overwrites the
+    logits.
 
-    The values of `log_softmax` and a gather in a third of the passes over the logits: the softmax is computed once, used for the
-    entropy too, and turned into the gradient in place.
+    A third of the passes of `log_softmax` and a gather: the softmax is computed once and turned into the
+    gradient in place.
     """
     scaled = logits.float()
     if temperature != 1:
@@ -215,10 +215,7 @@ def _divergence(
     temperature: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """KL(policy || reference) = sum p (log p - log q) and, if requested, its gradient by the logits: p (log p - log q - KL) / T.
-
-    `full` of verl and EasyR1. Leaves the logits as they are.
-    """
+    """KL(policy || reference) = sum p (log p - log q) and its gradient by the logits: p (log p - log q - KL) / T."""
     # Finite for banned tokens, as in `_score`; their differences are 0.
     log_p, log_q = (
         torch.log_softmax(values.float() / temperature + banned.clamp(min=-1e30), -1) for values in (logits, reference)
@@ -240,17 +237,14 @@ def _scores(
     with_gradients: bool,
     reference: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
-    """Entropies, and log-probabilities with their gradients by the logits, which are overwritten.
-
-    With the logits of a reference policy also the divergences from it with their gradients.
-    """
+    """Entropies, and log-probabilities (with a reference also divergences) with their gradients by the logits."""
     divergence = [_divergence(logits, reference, banned, temperature, with_gradients)] if reference is not None else []
     log_prob, entropy, gradient = _score(logits, targets, banned, temperature, smoothing, with_gradients)
     return entropy, [(log_prob, gradient), *divergence]
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """`_scores` as an autograd function of the policy's logits: log-probabilities, entropies, and any divergences."""
+    """`_scores` as an autograd function of the policy's logits."""
 
     @staticmethod
     def forward(
@@ -354,7 +348,7 @@ class PolicyModule(nn.Module):
         reference: ReferenceStates | None = None,
         states_only: bool = False,
     ) -> tuple[Tensor, ...]:
-        """See `token_log_probs`. features: of the batch's distinct views; None runs the vision tower here.
+        """See `token_log_probs`. features: None runs the vision tower here.
 
         states_only: return only the hidden states of this worker that predict the tokens.
         """
@@ -378,9 +372,9 @@ class PolicyModule(nn.Module):
         )
 
     def _blank_views(self) -> list[np.ndarray]:
-        """A dummy view for a batch without images, when every worker has to run the vision tower.
+        """A dummy view for a batch without images, if every worker has to run the vision tower.
 
-        ZeRO-3 requires that, and so does a trainable tower: its gradients are summed over workers that may have images.
+        ZeRO-3 requires that, and so does a trainable tower, whose gradients are summed over workers.
         """
         first = next(self.model.model.visual.parameters(), None)
         if first is None or (not self.one_pass and not first.requires_grad):

@@ -1,7 +1,7 @@
-"""LoRA in a model: the layers with adapters, trainable adapters for the learner, and merging into weights for the engines.
+"""LoRA in a model: the layers with adapters, trainable adapters for the learner, and merging for the engines.
 
-W = W0 + alpha / rank * B A on linear layers (LoRA, arXiv 2106.09685). Layers may have different ranks
-(`policy.lora.ranks`) with the same alpha / rank. With `policy.full` an adapter record holds complete parameters instead.
+W = W0 + alpha / rank * B A on linear layers (arXiv 2106.09685). Layers may have different ranks with the same
+alpha / rank.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _LANGUAGE_MODEL = "language_model."
 
 
 def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = False) -> dict[str, nn.Linear]:
-    """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and `lm_head` if listed.
+    """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and
+    `lm_head`.
 
-    With `vision_tower` also all of the vision tower, in which the same names may mean other layers. Raises BadConfig with the
-    choices, for a model without vision, and for an `lm_head` that shares its weight with the embedding.
+    With `vision_tower` also all of the vision tower. Raises BadConfig for unknown targets, a model without
+    vision, and an `lm_head` that shares its weight with the embedding.
     """
     layers: dict[str, nn.Linear] = {}
     choices: set[str] = set()
@@ -68,8 +69,7 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
 def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Module:
     """Add trainable adapters to the model in place and freeze all other parameters; returns the model.
 
-    A is random with `seed`, B is zero: the policy is unchanged at first. Raises the errors of `adapted_layers` and
-    `ranks.ranks_of`.
+    A is random with `seed`, B is zero: the policy is unchanged at first.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -117,7 +117,7 @@ class BaseWeights(dict[str, Tensor]):
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
     """Set the weights of a model without peft layers to base plus adapter. None restores the base.
 
-    Computed from the base weights in `base`, so that rounding errors do not add up over loads. Raises BadInput for an adapter
+    Computed from the values in `base`, so that rounding errors do not add up. Raises BadInput for an adapter
     that does not fit or is not finite; the model is then unchanged.
     """
     parameters = dict(model.named_parameters())
@@ -138,9 +138,11 @@ def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> 
 def weight_updates(
     parameters: Mapping[str, Tensor], adapter: Adapter
 ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-    """Name of each parameter that the adapter changes -> (scaled B, A) of the product to add, or (new value, None).
+    """Name of each parameter that the adapter changes -> (scaled B, A) of the product to add, or (new value,
+    None).
 
-    parameters: of the base model; only their shapes are read. Raises BadInput for an adapter that does not fit or is not finite.
+    parameters: of the base model; only their shapes are read. Raises BadInput for an adapter that does not
+    fit or is not finite.
     """
     updates: dict[str, tuple[Tensor, Tensor | None]] = {}
     if adapter.kind == "full":
@@ -167,7 +169,7 @@ def weight_updates(
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:
-    """A tensor of float32 or bfloat16 that shares the array's memory, which may be read-only: nothing may write to it."""
+    """A tensor that shares the array's memory, which may be read-only: nothing may write to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         tensor = torch.from_numpy(array)

@@ -1,7 +1,7 @@
 """A linear layer with a LoRA adapter as one autograd operation.
 
-peft computes x W^T + (x A^T) B^T * scale in five operations, each of which writes a tensor as large as the input or the output.
-Here the product with B is accumulated into x W^T, and only x and x A^T (`rank` numbers a token) are saved for the backward pass.
+peft computes x W^T + (x A^T) B^T * scale in five operations that each write a large tensor. Here the product
+with B is accumulated into x W^T, and only x and x A^T are saved for the backward pass.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ class LoraLinear(lora.Linear):
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """Frozen linear layer plus adapter.
-
-    The adapter's part is computed in the type of the frozen weight, as in vLLM: in bfloat16 a copy of the activations in the
-    adapter's float32 would cost more time than the products.
-    """
+    """Frozen linear layer plus adapter, which is computed in the type of the frozen weight, as in vLLM."""
 
     @staticmethod
     def forward(

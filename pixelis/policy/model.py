@@ -45,10 +45,7 @@ CLASSES: dict[str, Any] = {
 
 
 def default_device() -> torch.device:
-    """The GPU of this process if it has one, else the CPU.
-
-    A Ray Train worker sees all GPUs of its node; LOCAL_RANK is the index of its own, which DeepSpeed uses too.
-    """
+    """The GPU of this process if it has one, else the CPU. A Ray Train worker's own has the index LOCAL_RANK."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
@@ -65,7 +62,9 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def pick_attention(name: str, device: torch.device) -> str:
-    """Attention implementation. `auto` is flash attention on a GPU if installed, else sdpa. Raises MissingDependency."""
+    """Attention implementation; `auto` is flash attention on a GPU if installed, else sdpa. Raises
+    MissingDependency.
+    """
     installed = importlib.util.find_spec("flash_attn") is not None
     if name == "auto":
         return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
@@ -93,9 +92,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
     """(model in eval mode on `device`, tokenizer, spec) of `folder`, by default of `policy.model`.
 
-    zero3: DeepSpeed's configuration, if the workers divide the weights: each keeps its part of every parameter as it is read, so
-    that none ever holds the model. Requires a process group. Raises MissingFile for a missing folder, BadConfig for an
-    unsupported architecture, BadInput for weights that do not fit.
+    zero3: DeepSpeed's configuration, if the workers divide the weights as they are read. Raises MissingFile
+    for a missing folder, BadConfig for an unsupported architecture, BadInput for weights that do not fit.
     """
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.utils import logging
@@ -130,7 +128,7 @@ def load_model(
 
 
 def _restore_frequencies(model: PreTrainedModel) -> None:
-    """Compute rotary frequencies again that DeepSpeed has rounded: while it divides a model, all its new tensors are bfloat16."""
+    """Compute rotary frequencies again that DeepSpeed has rounded to bfloat16 while it divided the model."""
     for module in model.modules():
         frequencies = module._buffers.get("inv_freq")
         if frequencies is not None and frequencies.dtype != torch.float32:

@@ -35,6 +35,12 @@ class MicroBatch:
     old: Float[Tensor, " tokens"] | None = None
     reference: Float[Tensor, " tokens"] | ReferenceStates | None = None
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """A copy on a device."""
+        old = self.old.to(device) if self.old is not None else None
+        reference = self.reference.to(device) if self.reference is not None else None
+        return MicroBatch(self.batch.to(device), self.members, old, reference)
+
     def of_tokens(self, name: str) -> Float[Tensor, " tokens"]:
         """Concatenation of a field of the samples with one value per policy token, on the batch's device."""
         rows = [getattr(sample, name) for sample in self.members]
@@ -128,7 +134,7 @@ class PolicyObjective:
     def loss(self, micro: MicroBatch, totals: Totals, sums: Sums) -> Tensor:
         """Loss of a micro-batch, with gradient. Adds the gradient of the critic's own loss."""
         batch, members, settings, reference = micro.batch, micro.members, self.settings, micro.reference
-        states = reference.to(self.model.device) if isinstance(reference, ReferenceStates) else None
+        states = reference if isinstance(reference, ReferenceStates) else None
         new, entropy, *divergence = self.model.forward(batch, reference=states)
         sequence = batch.sequence[batch.mask]
         weights = token_weights(sequence, batch.policy_tokens, settings.aggregate, totals, settings.constant_tokens)

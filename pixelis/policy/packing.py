@@ -1,8 +1,7 @@
 """Sequence packing: samples of unequal length in one row without padding.
 
-A micro-batch is the concatenation of its samples. `forward.packed_attention` (or flash-attn's variable-length kernel) restricts
-attention to each sample, and positions restart at each sample. Rollouts of a group begin with the same prompt, which has the same
-hidden states and keys in all of them; with `packed_attention` a row holds it once.
+Attention is restricted to each sample, and positions restart at each. Rollouts of a group begin with the same
+prompt, which `packed_attention` lets a row hold once.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Prompt(NamedTuple):
 class Segments:
     """Positions of the samples in a row, for attention.
 
-    buckets: for samples of similar length the row index of each token, padded with the sample's last index; inverse: index of
-    each token of the row in the concatenation of the flattened buckets (one of several if samples share the token).
+    buckets: row index of each token of samples of similar length, padded with the sample's last index;
+    inverse: index of each token of the row in the concatenation of the flattened buckets.
     """
 
     buckets: list[Int[Tensor, "samples length"]]
@@ -53,10 +52,11 @@ class Segments:
 class PackedBatch:
     """One packed micro-batch: `row` tokens of `samples` samples, of which `tokens` are policy tokens.
 
-    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; targets: their ids; previous:
-    row index of the token before each policy token; behaviour: log-probabilities; weights: of each token in the SFT loss;
-    sequence: sample of each token (of a shared prompt, its first); policy_tokens: number of policy tokens of each sample; views,
-    digests: the distinct images; image_rows: row of each image token in the concatenated features of the distinct views.
+    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; targets:
+    their ids; previous: row index of the token before each; behaviour: log-probabilities; weights: of each
+    token in the SFT loss; sequence: sample of each token (of a shared prompt, its first); policy_tokens:
+    number of each sample; views, digests: the distinct images; image_rows: row of each image token in their
+    concatenated features.
     """
 
     tokens: Int[Tensor, " row"]
@@ -83,11 +83,12 @@ class PackedBatch:
 
 
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
-    """Assign samples to bins of at most `capacity` tokens, first-fit decreasing; returns the sample indices of each bin.
+    """Assign samples to bins of at most `capacity` tokens, first-fit decreasing; returns the sample indices
+    of each bin.
 
-    prompts: of each sample, when samples of a bin share them. Samples with the same prompt are then placed together, beginning
-    with the prompt that has most tokens, in a bin that already holds the prompt while there is room. Deterministic. Raises
-    DataFailure for a sample longer than a bin.
+    prompts: of each sample, if samples of a bin share them. Samples with the same prompt are placed together
+    while there is room, beginning with the prompt that has most tokens. Deterministic. Raises DataFailure for
+    a sample longer than a bin.
     """
     prompts = [Prompt(i, 0) for i in range(len(lengths))] if prompts is None else prompts
     prompt_tokens: dict[Hashable, int] = {}
@@ -124,7 +125,7 @@ def pack_samples(samples: Sequence[TrainSample], spec: ModelSpec, capacity: int,
 
 
 def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False) -> PackedBatch:
-    """Concatenate samples in the given order. Raises BadInput when image tokens and views disagree.
+    """Concatenate samples in the given order. Raises BadInput if image tokens and views disagree.
 
     share: store a prompt that several samples begin with once in the row. Requires `packed_attention`.
     """
@@ -157,6 +158,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
             index = distinct[digest]
             image_rows.append(np.arange(starts[index], starts[index + 1]))
     tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
+    weights = [np.ones(len(s.tokens), np.float32) if s.weights is None else s.weights.astype(np.float32) for s in samples]
     mask = np.concatenate([s.mask for s in samples]).astype(bool)
     places = (np.cumsum(stored) - 1)[representative]
     return PackedBatch(
@@ -166,7 +168,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
         targets=torch.from_numpy(tokens[mask]),
         previous=torch.from_numpy(places[np.flatnonzero(mask) - 1]),
         behaviour=torch.from_numpy(np.concatenate([s.log_probs for s in samples]).astype(np.float32)[stored]),
-        weights=torch.from_numpy(np.concatenate([_weights(s) for s in samples])[stored]),
+        weights=torch.from_numpy(np.concatenate(weights)[stored]),
         sequence=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)[stored]),
         advantages=torch.tensor([s.advantage for s in samples], dtype=torch.float32),
         policy_tokens=torch.tensor([s.policy_tokens for s in samples], dtype=torch.int64),
@@ -184,10 +186,6 @@ def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
     pads = int((tokens == spec.image_token).sum())
     sizes = np.cumsum([spec.image_tokens(view.shape[0], view.shape[1]) for view in sample.views])
     return Prompt((tokens.tobytes(), *sample.digests[: np.searchsorted(sizes, pads, side="right")]), length)
-
-
-def _weights(sample: TrainSample) -> np.ndarray:
-    return np.ones(len(sample.tokens), np.float32) if sample.weights is None else sample.weights.astype(np.float32)
 
 
 def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segments:

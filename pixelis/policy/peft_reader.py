@@ -24,14 +24,14 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 MERGE = "merge it with PEFT (merge_and_unload, save_pretrained) and name the merged folder in policy.model"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
 _LAYER = re.compile(r"(?:.*\.)?(?:(visual\..+)|(layers\.\d+\..+)|(lm_head))")
-"""The end of a layer's name that all versions of transformers share: those below 4.52 call it `model.layers...`, `visual...`."""
+"""The end of a layer's name that all versions of transformers share."""
 
 
 def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
     """Read the tensors, alpha and rank of an `Adapter` from a folder with `adapter_config.json`.
 
-    A scale that differs between layers, as with rslora or an `alpha_pattern`, is multiplied into B. Raises MissingFile without
-    weights, BadInput for other methods than LoRA and for what they add to it.
+    Scales that differ between layers (rslora, `alpha_pattern`) are multiplied into B. Raises MissingFile
+    without weights, BadInput for other methods than LoRA.
     """
     settings = _read_settings(folder / CONFIG)
     rank, lora_alpha = settings.r, settings.lora_alpha

@@ -1,8 +1,8 @@
 """LoRA rank of each layer from a full fine-tune, and the file that stores the ranks.
 
-The change of a layer is decomposed, D = W_tuned - W_base = U diag(s) V'. Its rank is the smallest r with
-sum_{i<=r} s_i^2 >= energy * ||D||_F^2. The total is the Frobenius norm, because a randomised decomposition computes only the
-largest s_i. The rank is then bounded, rounded to a power of two above 16, and smoothed over layers of the same type.
+The rank of a change D = W_tuned - W_base with singular values s is the smallest r with sum_{i<=r} s_i^2 >=
+energy * ||D||_F^2. It is then bounded, rounded to a power of two above 16, and smoothed over layers of the
+same type.
 """
 
 from __future__ import annotations
@@ -30,18 +30,32 @@ if TYPE_CHECKING:
 
 POWERS_ABOVE = 16
 TOP = 50
+<<<<<<< ours
+"""Singular values of a layer in a rank file."""
 MAX_LORAS = 2
 """LoRA adapters that vLLM holds: the next one is loaded while the last one is in use."""
-"""Number of singular values of a layer in a rank file."""
 POWER_ITERATIONS = 4
+=======
+"""Number of singular values of a layer in a rank file."""
+UNCHANGED = 1e-8
+"""Largest change up to which a layer gets no adapter."""
+EXACT_SIDE = 100
+"""Largest side of a layer that is decomposed exactly; of a larger one COMPONENTS singular values are computed."""
+COMPONENTS, OVERSAMPLING, POWER_ITERATIONS = 512, 10, 4
+>>>>>>> theirs
 
 
 @dataclass(frozen=True)
 class WeightChange:
     """Change D of a layer's weight by fine-tuning.
 
-    values: singular values in descending order, of a large layer the largest `components`, empty for an unchanged layer; energy:
+<<<<<<< ours
+    values: singular values, largest first; of a large layer the first `components`, empty for an unchanged
+    layer. energy: ||D||_F^2; largest: max|D|.
+=======
+    values: singular values in descending order, of a large layer the largest COMPONENTS, empty for an unchanged layer; energy:
     ||D||_F^2; largest: max|D|.
+>>>>>>> theirs
     """
 
     shape: tuple[int, int]
@@ -70,7 +84,7 @@ class WeightChange:
 
 
 def weight_change(
-    base: Float[Tensor, "out in"], tuned: Float[Tensor, "out in"], settings: config.RanksConfig, seed: int = 42
+    base: Float[Tensor, "out in"], tuned: Float[Tensor, "out in"], seed: int = 42, components: int = COMPONENTS
 ) -> WeightChange:
     """Decompose the change of a weight. Raises BadInput if the shapes differ or a value is not finite."""
     import torch  # not needed to read a rank file
@@ -85,16 +99,16 @@ def weight_change(
     shape = (int(delta.shape[0]), int(delta.shape[1]))
     if not math.isfinite(energy):
         raise BadInput("the change of the weight has values that are not finite", fix="tune the model again")
-    if largest <= settings.unchanged:
+    if largest <= UNCHANGED:
         return WeightChange(shape, largest, energy, (), "none")
-    if min(shape) <= settings.exact:
+    if min(shape) <= EXACT_SIDE:
         values = torch.linalg.svdvals(delta.double())
         return WeightChange(shape, largest, energy, tuple(values.tolist()), "exact")
-    count = min(min(shape) - 1, settings.components)
+    count = min(min(shape) - 1, components)
     with torch.random.fork_rng(devices=[delta.device] if delta.is_cuda else []):
         torch.manual_seed(seed)
         # Halko, Martinsson and Tropp (arXiv 0909.4061), algorithms 4.4 and 5.1.
-        _, values, _ = torch.svd_lowrank(delta, q=min(min(shape), count + settings.oversampling), niter=POWER_ITERATIONS)
+        _, values, _ = torch.svd_lowrank(delta, q=min(min(shape), count + OVERSAMPLING), niter=POWER_ITERATIONS)
     return WeightChange(shape, largest, energy, tuple(values[:count].tolist()), "randomised")
 
 
@@ -108,7 +122,7 @@ def energy_rank(change: WeightChange, share: float) -> int | None:
 
 
 def bounded_rank(rank: int, smallest: int, largest: int) -> int:
-    """The rank clamped to the bounds; above 16 rounded to a power of two (by ratio) within them."""
+    """The rank within the bounds; above 16 rounded to a power of two by ratio."""
     rank = min(max(rank, smallest), largest)
     if rank <= POWERS_ABOVE:
         return rank
@@ -138,10 +152,7 @@ def _by_type(ranks: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 class RankFile(BaseModel):
-    """Content of ranks.json. layer_ranks: layer -> rank; total_parameters: of the adapters.
-
-    compression_ratio: parameters of the adapted layers divided by those of the adapters.
-    """
+    """Content of ranks.json. total_parameters: of the adapters; compression_ratio: of the adapted layers to that."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -158,7 +169,7 @@ class RankFile(BaseModel):
 
 
 def choose_ranks(changes: Mapping[str, WeightChange], settings: config.RanksConfig, metadata: Mapping[str, Any]) -> RankFile:
-    """Choose the rank of each changed layer. metadata: added to `analysis_metadata`. Raises BadInput if no layer has changed."""
+    """Choose the rank of each changed layer. Raises BadInput if no layer has changed."""
     changed = {name: change for name, change in changes.items() if change.values}
     if not changed:
         raise BadInput("no layer has changed: the tuned model equals its base", fix="name another checkpoint in ranks.tuned")
@@ -221,10 +232,10 @@ def read(path: str | Path) -> RankFile:
 
 
 def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
-    """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`. layers: all that might.
+    """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`.
 
-    Files have no ranks for the vision tower, whose layers get `lora.rank`. Layers that the analysis of the file skipped get no
-    adapter. Raises the errors of `read`, and BadConfig for a file of another model or of other targets.
+    Files have no ranks for the vision tower, whose layers get `lora.rank`. Raises the errors of `read`, and
+    BadConfig for a file of another model or of other targets.
     """
     layers = list(layers)
     if not lora.ranks:
@@ -246,14 +257,14 @@ def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
 
 
 def largest_rank(lora: config.LoraConfig) -> int:
-    """Largest rank of an adapter of this configuration, which an engine must reserve."""
+    """Largest rank of an adapter of this configuration."""
     if not lora.ranks:
         return lora.rank
     return max((r for name, r in read(lora.ranks).layer_ranks.items() if layer_type(name) in lora.targets), default=lora.rank)
 
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
-    """Whether vLLM loads merged weights instead of adapters. It cannot serve one on the output layer or the vision tower."""
+    """Whether vLLM loads merged weights. It cannot serve an adapter of the output layer or the vision tower."""
     return policy.full or engine.adapters == "merge" or not policy.lora.is_of_language_layers
 
 

@@ -1,7 +1,7 @@
-"""Selective sample replay: rollouts of earlier steps replace groups without a gradient (VL-Rethinker, Pixel-Reasoner).
+"""Selective sample replay: rollouts of earlier steps replace groups without a gradient (VL-Rethinker,
+Pixel-Reasoner).
 
-A group whose rollouts are all right or all wrong has no gradient. Instead of shrinking the batch, rollouts with a non-zero
-advantage are sampled from earlier steps, with probability proportional to |advantage| ** alpha. They keep their advantage and
+Rollouts are drawn with probability proportional to |advantage| ** alpha. They keep their advantage and
 behaviour log-probabilities, so the loss corrects for their age as for any off-policy sample.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pixelis import config
 
 FLOOR = 1e-4
+"""Added to |advantage| before the exponent, as in Pixel-Reasoner."""
 MAX_AGE, MAX_BYTES = 8, 1_000_000_000
 """Most steps since a kept rollout was made, and most bytes of the views of kept rollouts in the object store."""
-"""Added to |advantage| before the exponent, as in Pixel-Reasoner."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,11 @@ def least_kept(groups: Sequence[Group], settings: config.ReplayConfig) -> float:
 
 
 def informative(group: Group, settings: config.RftConfig) -> bool:
-    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3, arXiv 2509.07969).
+    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3,
+    arXiv 2509.07969).
 
-    The filter sees the rollouts that count in the statistics of the advantages: of the others nothing is learnt, so their
-    values are no signal. Rollouts that lack the key do not count either.
+    The filter sees the rollouts that count in the statistics of the advantages. Rollouts that lack the key do
+    not count.
     """
     rule, advantage = settings.filter, settings.advantage
     rewards = group_rewards(group, advantage)
@@ -120,9 +121,10 @@ def informative(group: Group, settings: config.RftConfig) -> bool:
 
 
 def subset(group: Group, count: int, method: str, rng: np.random.Generator) -> Group:
-    """The group reduced to `count` of its scored rollouts, in their order. Votes may use more rollouts than training (TTRL, 3.1).
+    """The group reduced to `count` of its scored rollouts, in their order; 0 keeps all. TTRL votes with more
+    than it trains.
 
-    method: `first`, `random`, or `stratified`, which takes them evenly from worst to best reward. count 0 keeps all rollouts.
+    method: `first`, `random`, or `stratified`, which takes them evenly from worst to best reward.
     """
     scored = [i for i, trajectory in enumerate(group.trajectories) if trajectory.reward is not None]
     if not count or len(scored) <= count:

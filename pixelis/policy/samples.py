@@ -34,10 +34,11 @@ CAUSES = (
 class TrainSample:
     """One sequence to train on.
 
-    tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: behaviour log-probabilities, 0 where
-    the mask is False (all 0 in a demonstration); advantage: of the whole trajectory, unused by SFT; views: of each image in order
-    of appearance; version: of the generating policy; weights: of each token in the SFT loss, None for 1 each.
-    token_advantages: of each policy token, instead of the trajectory's; values, returns: of each policy token, for a critic.
+    tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: behaviour
+    log-probabilities, 0 where the mask is False; advantage: of the whole trajectory; views: of each image in
+    order; version: of the generating policy; weights: of each token in the SFT loss, None for 1 each;
+    token_advantages: of each policy token, instead of the trajectory's; values, returns: of each policy
+    token, for a critic.
     """
 
     tokens: Int64[np.ndarray, " length"]
@@ -75,8 +76,9 @@ class TrainSample:
 class LearnerBatch:
     """One worker's share of batch ``step`` and the settings of its update.
 
-    kind: the loss; metrics: of the batch before the update; state: of the source after this batch, saved in checkpoints; options:
-    of `Trainer.update`; optional: a batch without a usable sample is skipped instead of raising an error.
+    metrics: of the batch before the update; state: of the source after this batch, saved in checkpoints;
+    options: of `Trainer.update`; optional: a batch without a usable sample is skipped instead of raising an
+    error.
     """
 
     step: int
@@ -99,8 +101,8 @@ def from_trajectory(
 ) -> TrainSample:
     """Convert a trajectory and its views (aligned with `trajectory.images`) to arrays.
 
-    advantage: overrides the trajectory's; None in both counts as 0. whole: keep observations after the policy's last token, which
-    are dropped otherwise. Raises DataFailure if the number of views differs from the number of images.
+    advantage: overrides the trajectory's; None in both counts as 0. whole: keep observations after the
+    policy's last token. Raises DataFailure if the number of views differs from the number of images.
     """
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)
@@ -116,19 +118,15 @@ def from_trajectory(
         version=trajectory.policy_version,
         id=trajectory.id,
     )
-    return sample if whole else _drop_unanswered(sample, trajectory)
-
-
-def _drop_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:
+    if whole or not mask.any():
+        return sample
     images = used_images = length = used_length = 0
     for turn in trajectory.turns:
         images += len(turn.images)
         length += len(turn.tokens)
         if turn.is_policy:
             used_images, used_length = images, length
-    if not sample.mask.any() or used_length == len(sample.tokens):
-        return sample
-    sample.tokens, sample.mask = sample.tokens[:used_length], sample.mask[:used_length]
+    sample.tokens, sample.mask = tokens[:used_length], mask[:used_length]
     sample.log_probs, sample.views = sample.log_probs[:used_length], sample.views[:used_images]
     return sample
 

@@ -1,8 +1,8 @@
 """Sequence parallelism: workers of a group divide the tokens of a packed row among them.
 
-Each worker of the group runs the layers on its part of the row. For attention, which needs whole samples, an all-to-all exchange
-turns parts of the row with all heads into the whole row with a part of the heads, and another one back. Activations shrink by the
-size of the group, so rows can be as many times longer. Source: DeepSpeed-Ulysses, arXiv 2309.14509, sections 3.1 and 3.2.
+Each runs the layers on its part of the row. Around attention, which needs whole samples, all-to-all exchanges
+turn parts of the row with all heads into the whole row with a part of the heads, and back. Source:
+DeepSpeed-Ulysses, arXiv 2309.14509, sections 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class SequenceGroup:
         text._attn_implementation = SEQUENCE_PARALLEL
 
     def part(self, batch: PackedBatch, spec: ModelSpec) -> PackedBatch:
-        """The batch with this worker's part of the row: its tokens, their positions, and the views of its image tokens.
+        """The batch with this worker's part of the row: its tokens, their positions, and the views of its
+        image tokens.
 
         All parts are equally long; the last one is padded. The other fields describe the whole row.
         """
@@ -128,7 +129,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all: slice `i` of the first dimension goes to worker `i`, and what comes from worker `i` becomes slice `i`."""
+    """All-to-all: slice `i` of the first dimension goes to worker `i`, and what comes from it becomes slice `i`."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:

@@ -1,7 +1,4 @@
-"""Estimates how much of Ray's object store and of the disk a job needs.
-
-An object store that is too small spills to disk, which slows every step; the loss of a spilled version fails its loading.
-"""
+"""Estimates how much of Ray's object store and of the disk a job needs."""
 
 from __future__ import annotations
 
@@ -24,7 +21,9 @@ RESERVE = 1.3
 
 
 def kept_versions(c: config.Config, job: str) -> int:
-    """Versions that the policy store keeps at most: the newest and the one that is published; a service's older promoted ones."""
+    """Versions that the policy store keeps at most: the newest, the published one, and a service's older
+    promoted ones.
+    """
     older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0  # in training every version is promoted
     return c.policy_store.newest(c.policy.full) + older + 1
 
@@ -44,11 +43,8 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
     """Bytes in the object stores of all nodes at most, by part. version: bytes of one.
 
-    - versions: those that the policy store keeps.
-    - views: the first view of a question once, and a crop for each further turn of each rollout; of the groups that are accepted
-      or running, `(max_off_policy_steps + 1) * prompts_per_step`, and of the batch that is learnt.
-    - pictures: at full resolution, until a group ends.
-    - replay: the views of kept rollouts, with `rft.replay.capacity`.
+    views: the first view of a question, and a crop for each further turn of each rollout, of the groups that
+    are running or accepted and of the batch that is learnt; pictures: at full resolution, until a group ends.
     """
     r, d = c.rft, c.dialogue
     running = (r.max_off_policy_steps + 1) * r.prompts_per_step
@@ -64,11 +60,11 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 
 
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
-    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained: see `trained_bytes`.
+    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained:
+    `trained_bytes`.
 
-    - checkpoints: weights; two moments of each, unless `learner.save_only_model`; the reference of a KL term; an average. Of the
-      newest `learner.keep`, the best one if there are evaluations, and the one that is written.
-    - versions: those that the policy store keeps.
+    checkpoints: weights, two moments of each, the reference of a KL term, an average; of the newest
+    `learner.keep`, the best one if there are evaluations, and the one that is written.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     has_average = job == "serve" and c.evolution.ema > 0

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, whole or divided among workers.
+"""Named tensors in safetensors files, whole or divided among workers, and in one piece of memory.
 
 A file that holds parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element, *whole shape].
 """
@@ -9,7 +9,7 @@ import errno
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Part:
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None) -> None:
-    """Write tensors and parts of tensors as a safetensors file with a header. Raises OSError if writing fails."""
+    """Write tensors and parts of tensors as a safetensors file. Raises OSError if writing fails."""
     arrays, parts = {}, {}
     for name, tensor in tensors.items():
         values = tensor.values if isinstance(tensor, Part) else tensor
@@ -47,18 +47,14 @@ def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: M
     except SafetensorError as error:  # also of a full disk
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error)) from None
-    if metadata:
-        _sort_metadata(path)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Rewrite the header in place with its entries in order, which safetensors writes in another order each time."""
-    with open(path, "r+b") as file:
+    if not metadata:
+        return
+    with open(path, "r+b") as file:  # safetensors writes the entries of the header in another order each time
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.loads(file.read(size))
+        content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
         file.seek(8)
-        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+        file.write(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def part_name(stem: str, worker: int, workers: int) -> str:
@@ -77,7 +73,7 @@ def files_of(folder: Path, stem: str) -> list[Path]:
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """The whole tensors in some files, each read when it is asked for. Raises BadInput for a tensor with a part missing."""
+    """The whole tensors in some files, each read when it is asked for. BadInput for a tensor with a part missing."""
 
     def __init__(self, files: list[Path]):
         self._pieces: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}
@@ -104,3 +100,50 @@ class StoredTensors(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._pieces)
+
+
+# -- in memory ----------------------------------------------------------------------------------------------------------------
+
+ALIGNMENT = 64
+"""Bytes at whose multiples a tensor starts."""
+Entry = tuple[str, str, tuple[int, ...]]
+"""Name, numpy dtype and shape of a tensor."""
+
+
+class FlatTensors(Mapping[str, np.ndarray]):
+    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send. None allocates the memory."""
+
+    def __init__(self, layout: Sequence[Entry], data: np.ndarray | None = None):
+        self.layout = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)
+        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in self.layout]
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
+            end += math.ceil(size / ALIGNMENT) * ALIGNMENT
+        self.data = np.empty(end, np.uint8) if data is None else data
+        self._views = {
+            name: self.data[start : start + size].view(dtype).reshape(shape)
+            for (name, dtype, shape), start, size in zip(self.layout, starts, sizes, strict=True)
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, np.ndarray]) -> FlatTensors:
+        """The tensors themselves if they are flat, else a copy."""
+        if isinstance(tensors, cls):
+            return tensors
+        flat = cls([(name, values.dtype.str, values.shape) for name, values in tensors.items()])
+        for name, values in tensors.items():
+            flat[name][...] = values
+        return flat
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FlatTensors, (self.layout, self.data)  # one object; views would each be copied

@@ -1,7 +1,8 @@
-"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with a vision tower that has no weights.
+"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with a vision tower without
+weights.
 
-Parameters are named `model.language_model...` as in the other families, so that adapters, forward passes and exports need no
-case of their own; `CHECKPOINT_NAMES` maps the names of a folder's files.
+Adapters, forward passes and exports then need no case of their own. `CHECKPOINT_NAMES` maps the names of a
+folder's files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CHECKPOINT_NAMES = {r"^model\.": "model.language_model."}
 
 
 class _TextPositions:
-    """Takes the positions of the packed and the cached forward pass, whose axes are equal without images."""
+    """Takes the M-RoPE positions of the learner and the engine, whose axes are equal without images."""
 
     def forward(self, *arguments: Any, position_ids: torch.Tensor | None = None, **others: Any) -> Any:
         """See the language model; position_ids: [axes, rows, length] or [rows, length]."""
@@ -43,7 +44,7 @@ class _Qwen3Language(_TextPositions, Qwen3Model):
 
 
 class _Inner(nn.Module):
-    """What the vision-language classes call `model`: the language model, and a vision tower without weights."""
+    """What the vision-language classes call `model`."""
 
     def __init__(self, language_model: nn.Module):
         super().__init__()

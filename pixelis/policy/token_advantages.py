@@ -25,8 +25,8 @@ def token_returns(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(advantages, returns) of the policy tokens of a rollout, float64 [tokens].
 
-    penalties: subtracted at each token. values: of the critic before each token; delta_t = r_t + gamma V_{t+1} - V_t, A_t =
-    delta_t + gamma lam A_{t+1}, R_t = A_t + V_t (GAE, arXiv 1506.02438), with a value of 0 after the last token. None: both are
+    penalties: subtracted at each token. values: of the critic before each token; delta_t = r_t + gamma
+    V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, R_t = A_t + V_t (GAE, arXiv 1506.02438). None: both are
     the discounted returns (REINFORCE++, arXiv 2501.03262).
     """
     rewards = -penalties.astype(np.float64)
@@ -54,10 +54,10 @@ def whitened(rows: Sequence[np.ndarray], eps: float, total: Callable[[list[float
 def assign_token_advantages(
     trainer: Trainer, samples: Sequence[TrainSample], rewards: Sequence[float], settings: config.AdvantageConfig
 ) -> dict[str, float]:
-    """Set the token advantages of this worker's samples, and with a critic their values and returns; returns metrics.
+    """Set the token advantages of this worker's samples, and with a critic values and returns; returns
+    metrics.
 
-    Collective. The KL penalty is that of `rft.loss.kl_in=reward`. Unusable samples keep their scalar advantage; the update drops
-    them.
+    Collective. The KL penalty is that of `rft.loss.kl_in=reward`. The update drops unusable samples.
     """
     in_reward = trainer.loss.kl_in == "reward" and trainer.loss.kl > 0
     penalties = trainer.model.token_kl(samples) if in_reward else [np.zeros(s.policy_tokens, np.float32) for s in samples]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.learner_model import LearnerModel
 from pixelis.policy.losses import Totals
-from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.objectives import MicroBatch, PolicyObjective, SftObjective, Sums
 from pixelis.policy.packing import pack_samples
 from pixelis.policy.safeguards import StepGuard, moving_average
@@ -30,6 +29,7 @@ from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 from pixelis.policy.tensor_parts import Part
 
 STATE_FORMAT = 1
+SUMMED = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "learner/micro_batches", "learner/seconds")
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Counts:
 class Trainer:
     """Trains the policy on one worker. With several workers, all of them must call each method together.
 
-    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: of the
-    rollouts; adapter: initial weights (None: the base model); label_smoothing: of the SFT loss; ema: decay of the published
-    weight average, 0 publishes the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and
-    passes; critic: of PPO. The starting policy is the reference of the KL term. Raises as `LearnerModel` does.
+    total_steps: length of the learning-rate schedule; temperature: of the rollouts; adapter: initial weights
+    (None: the base model); ema: decay of the published weight average, 0 publishes the current weights;
+    minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes; critic: of PPO. The
+    starting policy is the reference of the KL term. Raises as `LearnerModel` does.
     """
 
     def __init__(
@@ -160,7 +160,16 @@ class Trainer:
         row = self.learner.rows * self.learner.row_tokens
         bins = pack_samples(selection.active, model.spec, row, model.shares_prompts)
         counts = self._count(objective, selection, len(bins))
-        sums, flops = self._accumulate_gradients(objective, selection, bins, counts)
+        totals = Totals(counts.tokens or 1.0, counts.sequences)  # all weights of a batch can be 0
+        sums, flops = Sums(float), 0.0
+        for micro in self._micro_batches(objective, selection, bins, counts.micro_batches):
+            loss = objective.loss(micro.to(model.device), totals, sums)
+            value = float(loss.detach())
+            # An infinite loss can have a finite gradient; NaN makes every worker skip the step.
+            model.zero.backward(loss if math.isfinite(value) else loss * float("nan"))
+            sums["loss"] += value
+            if micro.members:
+                flops += self.flops.step(micro.batch, [len(s.tokens) for s in micro.members], model.sequence.size)
 
         rate = self.lr() if lr is None else lr
         norm = model.zero.apply(rate) if counts.micro_batches else 0.0
@@ -206,34 +215,29 @@ class Trainer:
             raise DataFailure(f"no usable sample in the batch: {causes}", code="no_usable_sample", fix=objective.no_sample_fix)
         return Counts(int(most), int(sequences), int(trained), total)
 
-    def _accumulate_gradients(
+    def _micro_batches(
         self,
         objective: SftObjective | PolicyObjective,
         selection: Selection,
         bins: Sequence[Sequence[int]],
-        counts: Counts,
-    ) -> tuple[Sums, float]:
-        """Run forward and backward passes over all micro-batches; returns summed metrics and this worker's operations."""
-        model, sums, flops = self.model, Sums(float), 0.0
-        totals = Totals(counts.tokens or 1.0, counts.sequences)  # all weights of a batch can be 0
+        most: int,
+    ) -> list[MicroBatch]:
+        """The packed samples with what the loss needs of other policies, and empty batches up to `most`.
+
+        Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
+        """
         rows = [[selection.active[i] for i in members] for members in bins]
-        batches = [model.collate(row) for row in rows]
-        references = objective.references(batches, counts.micro_batches)
-        # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
-        for i in range(counts.micro_batches):
+        batches = [self.model.collate(row) for row in rows]
+        references = objective.references(batches, most)
+        result = []
+        for i in range(most):
             reference = references[i] if i < len(references) else None
             if i < len(batches):
-                old = torch.cat([selection.old[j] for j in bins[i]]).to(model.device) if selection.old else None
-                micro = MicroBatch(batches[i].to(model.device), rows[i], old, reference)
-                flops += self.flops.step(batches[i], [len(sample.tokens) for sample in rows[i]], model.sequence.size)
+                old = torch.cat([selection.old[j] for j in bins[i]]) if selection.old else None
+                result.append(MicroBatch(batches[i], rows[i], old, reference))
             else:
-                micro = MicroBatch(model.empty_batch().to(model.device), reference=reference)
-            loss = objective.loss(micro, totals, sums)
-            value = float(loss.detach())
-            # An infinite loss can have a finite gradient; NaN makes every worker skip the step.
-            model.zero.backward(loss if math.isfinite(value) else loss * float("nan"))
-            sums["loss"] += value
-        return sums, flops
+                result.append(MicroBatch(self.model.empty_batch(), reference=reference))
+        return result
 
     def _loss_metrics(self, objective: SftObjective | PolicyObjective, sums: Sums, trained: int) -> dict[str, float]:
         """Means (and maxima) over the policy tokens of all workers."""
@@ -282,7 +286,7 @@ class Trainer:
     def served(self) -> Adapter:
         """Weights to publish, complete on the first worker: the average, or the current weights without one.
 
-        All parameters (`policy.full`) are of the model's type, since the engines would round them to it.
+        All parameters (`policy.full`) are of the model's type, to which the engines would round them.
         """
         if self.average is not None:
             is_rounded = self.model.zero.bfloat16
@@ -321,9 +325,9 @@ class Trainer:
     ) -> Path:
         """Write a checkpoint, prune to `learner.keep`, return its folder. extra: the caller's state, JSON.
 
-        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint, from
-        `telemetry.lineage.of_checkpoint`. best: number of a further checkpoint to keep. wait: return when it is complete;
-        otherwise it is written in the background, until `writer.wait`.
+        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint.
+        best: number of a further checkpoint to keep. wait: return when it is complete; otherwise it is
+        written in the background, until `writer.wait`.
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()
@@ -361,7 +365,7 @@ class Trainer:
     def restore(self, folder: str | Path, verify: bool = True) -> dict[str, Any]:
         """Continue exactly where `save` was called; returns its `extra`. verify: compare the checksums.
 
-        Reads one parameter at a time. Raises MissingFile, and BadInput for other formats and damaged files.
+        Raises MissingFile, and BadInput for other formats and damaged files.
         """
         tensors, state = checkpoint.read(folder, verify)
         if state.get("format") != STATE_FORMAT:
@@ -396,3 +400,31 @@ def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float
         return learner.lr
     progress = min(1.0, (step - warm) / max(1, total - warm))
     return learner.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def minibatch_indices(samples: int, minibatches: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of the samples of each optimizer step: `epochs` passes of `minibatches` steps each.
+
+    The first pass takes the samples in order; later passes shuffle them by `seed` and the number of the pass.
+    """
+    for epoch in range(epochs):
+        order = list(range(samples)) if not epoch else np.random.default_rng([*seed, epoch]).permutation(samples).tolist()
+        for minibatch in range(minibatches):
+            yield order[minibatch::minibatches]
+
+
+def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means of the rest.
+
+    A step without a trained sample has fewer metrics and does not count in their means.
+    """
+    out = {}
+    for name in {name: None for metrics in steps for name in metrics}:
+        values = [metrics[name] for metrics in steps if name in metrics]
+        if name in SUMMED or name.startswith("learner/dropped_"):
+            out[name] = sum(values)
+        elif name.endswith("_max") or name == "learner/skipped":
+            out[name] = max(values)
+        else:
+            out[name] = sum(values) / len(values)
+    return out

@@ -38,10 +38,11 @@ def patchify(
     std: Sequence[float] = (0.5, 0.5, 0.5),
     device: torch.device | str = "cpu",
 ) -> tuple[Float[Tensor, "patches values"], Int[Tensor, "views 3"]]:
-    """pixel_values and grid_thw of views, equal to the Qwen2-VL and Qwen3-VL image processors of transformers.
+    """pixel_values and grid_thw of views, equal to the image processors of Qwen2-VL and Qwen3-VL in
+    transformers.
 
-    A row of pixel_values has 3 * temporal * patch * patch values; a row of grid_thw is (frames, rows, columns) in patches. Both
-    are computed on `device`, from the bytes. Raises BadInput for a view whose sides are not multiples of patch * merge.
+    A row of pixel_values has 3 * temporal * patch * patch values; a row of grid_thw is (frames, rows,
+    columns) in patches. Raises BadInput for a view whose sides are not multiples of patch * merge.
     """
     groups: list[torch.Tensor] = []
     grids: list[tuple[int, int, int]] = []
@@ -73,7 +74,8 @@ def patchify(
 def batch_windows(model: nn.Module) -> int:
     """Replace the sdpa attention of a Qwen vision tower by one call for all windows of equal length.
 
-    On GPUs in half precision by one call of the variable-length kernel. Returns the number of replaced layers. Idempotent.
+    On GPUs in half precision by one call of the variable-length kernel. Returns the number of replaced
+    layers. Idempotent.
     """
     changed = 0
     module: Any
@@ -107,7 +109,9 @@ def _batched_attention(
 
 
 def _longest(edges: Int[Tensor, " windows_plus_1"]) -> int:
-    """Length of the longest window. All layers share the tensor, and reading it from a GPU waits for all work before."""
+    """Length of the longest window. All layers share the tensor, and reading it from a GPU waits for all work
+    before.
+    """
     if edges not in _LONGEST:
         _LONGEST[edges] = int(edges.diff().max())
     return int(_LONGEST[edges])
@@ -120,7 +124,7 @@ def _attend_by_length(
     edges: list[int],
     scale: float,
 ) -> Float[Tensor, "patches heads width"]:
-    """Attention inside each window, for all windows of one length together. Most windows have the same length."""
+    """Attention inside each window, for all windows of one length together."""
     starts: dict[int, list[int]] = {}
     for start, stop in itertools.pairwise(edges):
         starts.setdefault(stop - start, []).append(start)

@@ -1,8 +1,9 @@
-"""Streams a version of all parameters from the learner to the generators: one broadcast in buckets, with gloo or NCCL.
+"""Streams a version of all parameters from the learner to the generators: one broadcast in buckets, gloo or
+NCCL.
 
-The learner keeps a store of torch.distributed. Whoever loads a version asks there for its broadcast, with the name of a group;
-the learner and the receivers then join that group. It is used for one version, so that a process that fails in the middle spoils
-nothing but this broadcast: each receiver has all bytes, or fails and keeps its old version.
+Whoever loads a version asks in the learner's torch.distributed store for its broadcast, with the name of a
+group that the learner and the receivers then join. A group is used once: a receiver has all bytes, or fails
+and keeps its old version.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from pixelis.errors import InfraFailure
 from pixelis.policy.adapters import Adapter, adapter_of
-from pixelis.policy.flat_tensors import FlatTensors
+from pixelis.policy.tensor_parts import FlatTensors
 
 BUCKET = 1 << 26
 """Bytes of a broadcast."""
@@ -49,10 +50,7 @@ class StreamPlace:
 
 
 def request(address: StreamAddress, version: int, group: str, size: int) -> bool:
-    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the version up.
-
-    Raises InfraFailure if it does not answer.
-    """
+    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the version up."""
     text = json.dumps([group, size])
     try:
         return _connect(address).compare_set(_key(version), "", text).decode() == text
@@ -61,7 +59,9 @@ def request(address: StreamAddress, version: int, group: str, size: int) -> bool
 
 
 def receive(place: StreamPlace) -> Adapter:
-    """The weights that are broadcast. Raises InfraFailure after a failure of any process of the group, or after the timeout."""
+    """The weights that are broadcast. Raises InfraFailure after a failure of any process of the group, or the
+    timeout.
+    """
     try:
         with _Channel(_connect(place.address), place.group, place.rank, place.size, place.address) as channel:
             lengths = channel.broadcast(np.zeros(2, np.int64))
@@ -83,7 +83,8 @@ class WeightSender:
         self.address = StreamAddress(host, self._store.port, backend, timeout_s)
 
     def send(self, version: int, adapter: Adapter) -> dict[str, float]:
-        """Wait for the request of a version and broadcast it; returns the bytes, the receivers and the seconds without the wait.
+        """Wait for the request of a version and broadcast it; returns bytes, receivers and seconds without
+        the wait.
 
         Raises InfraFailure after a failure of any process, or without a request within the timeout.
         """
@@ -143,7 +144,9 @@ class _Channel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave the group when all processes have everything; after a failure at once, which fails those that still wait."""
+        """Leave the group when all processes have everything; after a failure at once, which fails those that
+        wait.
+        """
         if kind is None:
             self._group.barrier().wait()
         self._group = None

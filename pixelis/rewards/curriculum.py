@@ -1,7 +1,7 @@
 """The reward curriculum: weights that change by progress or by step. Source: Pixelis, arXiv 2603.25091.
 
-By progress: accuracy alone; coherence joins when the success rate is high enough; curiosity when coherence no longer improves. A
-checkpoint is kept at the end of each phase: `base`, `coherence` and, at the end of the run, `full` are the arms of the ablation.
+By progress: accuracy alone; coherence joins when the success rate is high enough; curiosity when coherence no
+longer improves. A checkpoint is kept at the end of each phase for the ablation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from pixelis.config.rewards import CURRICULUM_TERMS
 
 BOUNDARIES = ("base", "coherence", "full")
 """Names of the checkpoints at the end of phases 1 to 3."""
-SLOPE_CHECKS = 5
-"""Checks over which the slope of coherence is fitted."""
+SUCCESS = 0.7
+"""Success rate above which phase 1 ends."""
+SLOPE_CHECKS, SLOPE = 5, 0.001
+"""Checks over which the slope of coherence is fitted; below that slope it no longer improves."""
+COMBINED = 0.65
+"""Success rate times coherence above which phase 2 ends."""
 
 
 class Curriculum:
@@ -62,8 +66,12 @@ class Curriculum:
             self.success.append(success)
         if coherence is not None:
             self.coherence.append(coherence)
-        done = step + 1
-        if not (self._stepped(done) if self.settings.kind == "steps" else self._triggered(done)):
+        done, phases = step + 1, self.settings.steps
+        if self.settings.kind == "steps":
+            ends = self.phase + 1 < len(phases) and done >= phases[self.phase + 1][0]
+        else:
+            ends = self._triggered(done)
+        if not ends:
             return None
         name = self.name
         self.history.append((done, name))
@@ -72,23 +80,19 @@ class Curriculum:
         self.flat = 0
         return name
 
-    def _stepped(self, done: int) -> bool:
-        following = self.phase + 1
-        return following < len(self.settings.steps) and done >= self.settings.steps[following][0]
-
     def _triggered(self, done: int) -> bool:
         s = self.settings
         if done % s.check_every or self.phase >= len(s.trigger) - 1:
             return False
         success, coherence = _mean(self.success), _mean(self.coherence)
         if self.phase == 0:
-            ready = success > s.success or done > s.first_steps
+            ready = success > SUCCESS or done > s.first_steps
             return ready and self.samples >= s.min_samples
         self.checks.append(coherence)
         full = len(self.checks) == SLOPE_CHECKS
         slope = statistics.linear_regression(range(SLOPE_CHECKS), self.checks).slope if full else math.inf
-        self.flat = self.flat + 1 if slope < s.slope else 0
-        return self.flat >= s.patience or success * coherence > s.combined or done > s.second_steps
+        self.flat = self.flat + 1 if slope < SLOPE else 0
+        return self.flat >= s.patience or success * coherence > COMBINED or done > s.second_steps
 
     def state_dict(self) -> dict[str, Any]:
         """State as JSON takes it."""

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pixelis.config import DynamicsConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Action, Trajectory
 
@@ -25,50 +24,57 @@ OPERATIONS = ("zoom_in", "segment_object_at", "read_text", "get_properties", "tr
 COORDINATES, HASHED = 10, 20
 """First elements of the coordinates (box, point, center) and of the hashed other arguments."""
 
+ACTION, HIDDEN, DROPOUT = 128, 256, 0.1
+"""Size of action vectors, of hidden layers, and dropout while training."""
+LR, EPOCHS = 1e-3, 4
+BETA = 0.2
+"""Share of the forward loss; the rest is that of the inverse loss."""
+SCALE = 0.05
+"""Weight 0.1 of the intrinsic reward times weight 0.5 (eta) of the prediction error."""
+
 States = Sequence[Sequence[float]]
 
 
 class Dynamics(nn.Module):
-    """Encoder phi, forward model f and inverse model g over an embedder's states, with their optimiser; thread-safe.
+    """Encoder phi, forward model f and inverse model g over an embedder's states of ``size`` numbers; thread-safe.
 
     A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its observation.
     """
 
-    def __init__(self, settings: DynamicsConfig, seed: int = 0):
+    def __init__(self, size: int, seed: int = 0):
         super().__init__()
-        s = self.settings = settings
+        self.size = size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.encoder = nn.Sequential(
-                nn.Linear(s.state, s.hidden), nn.ReLU(), nn.Linear(s.hidden, s.state), nn.LayerNorm(s.state)
-            )
+            self.encoder = nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size), nn.LayerNorm(size))
             self.forward_model = nn.Sequential(
-                *(nn.Linear(s.state + s.action, s.hidden), nn.ReLU(), nn.Dropout(s.dropout)),
-                *(nn.Linear(s.hidden, s.hidden), nn.ReLU(), nn.Dropout(s.dropout)),
-                nn.Linear(s.hidden, s.state),
+                *(nn.Linear(size + ACTION, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)),
+                *(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)),
+                nn.Linear(HIDDEN, size),
             )
             self.inverse_model = nn.Sequential(
-                nn.Linear(2 * s.state, s.hidden), nn.ReLU(), nn.Dropout(s.dropout), nn.Linear(s.hidden, s.action)
+                nn.Linear(2 * size, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, ACTION)
             )
-        self.optimizer = torch.optim.AdamW(self.parameters(), lr=s.lr)
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=LR)
         self.seed, self.updates = seed, 0
         self.lock = threading.Lock()
         self.eval()
 
     @torch.no_grad()
     def curiosity(self, trajectory: Trajectory, states: States) -> float:
-        """scale * eta * mean squared error of the predicted states, 0..1; 0 without transitions."""
+        """SCALE * mean squared error of the predicted states, 0..1; 0 without transitions."""
         before, actions, after = self._transitions([(trajectory, states)])
         if not len(before):
             return 0.0
         with self.lock:
             errors = (self._predict(before, actions) - self.encoder(after)).square().mean(dim=-1)
-        return min(1.0, self.settings.scale * self.settings.eta * float(errors.mean()))
+        return min(1.0, SCALE * float(errors.mean()))
 
     def update(self, batch: Sequence[tuple[Trajectory, States]]) -> dict[str, float]:
-        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the losses.
+        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the
+        losses.
 
-        Deterministic for the same batches in the same order. Does nothing without transitions.
+        Deterministic for the same batches in the same order.
         """
         before, actions, after = self._transitions(batch)
         if not len(before):
@@ -77,13 +83,13 @@ class Dynamics(nn.Module):
         with self.lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed * 1_000_003 + self.updates)
             self.train()
-            for _ in range(self.settings.epochs):
+            for _ in range(EPOCHS):
                 target = self.encoder(after)
                 # Detached: a trained target would become constant, which is easiest to predict.
                 forward = functional.mse_loss(self._predict(before, actions), target.detach())
                 inferred = self.inverse_model(torch.cat([self.encoder(before), target], dim=-1))
                 inverse = functional.mse_loss(inferred, actions)
-                loss = self.settings.beta * forward + (1 - self.settings.beta) * inverse
+                loss = BETA * forward + (1 - BETA) * inverse
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 norm = nn.utils.clip_grad_norm_(self.parameters(), 1.0)
@@ -132,15 +138,15 @@ class Dynamics(nn.Module):
         after: list[Sequence[float]] = []
         actions: list[list[float]] = []
         for trajectory, states in batch:
-            check_states(trajectory, states, self.settings.state)
+            check_states(trajectory, states, self.size)
             turns = [turn for turn in trajectory.turns if turn.is_policy]
             before += states[:-1]
             after += states[1:]
-            actions += [encode_action(turn.action, trajectory.answer, self.settings.action) for turn in turns]
-        shape = (len(before), self.settings.state)
+            actions += [encode_action(turn.action, trajectory.answer) for turn in turns]
+        shape = (len(before), self.size)
         return (
             torch.tensor(before, dtype=torch.float32).reshape(shape),
-            torch.tensor(actions, dtype=torch.float32).reshape(len(actions), self.settings.action),
+            torch.tensor(actions, dtype=torch.float32).reshape(len(actions), ACTION),
             torch.tensor(after, dtype=torch.float32).reshape(shape),
         )
 
@@ -150,17 +156,14 @@ def check_states(trajectory: Trajectory, states: States, size: int) -> None:
     if len(states) != trajectory.policy_turns + 1:
         raise DataFailure(f"{len(states)} states for {trajectory.policy_turns} turns", code="bad_states")
     if any(len(state) != size for state in states):
-        raise DataFailure(f"a state has {len(states[0])} numbers, rewards.dynamics.state is {size}", code="bad_states")
+        raise DataFailure(f"a state has {len(states[0])} numbers, not {size}", code="bad_states")
     if not all(math.isfinite(value) for state in states for value in state):
         raise DataFailure("a state is not finite", code="bad_states")
 
 
-def encode_action(action: Action | None, answer: str | None, size: int) -> list[float]:
-    """A turn as a vector: one-hot operation, coordinates (0..1), hashed other arguments. Equal calls have equal vectors.
-
-    Without an action, the turn is an answer or does nothing.
-    """
-    vector = [0.0] * size
+def encode_action(action: Action | None, answer: str | None) -> list[float]:
+    """A turn as a vector: one-hot operation, coordinates (0..1), hashed other arguments."""
+    vector = [0.0] * ACTION
     if action is None:
         vector[OPERATIONS.index("answer") if answer is not None else 8] = 1.0
         return vector
@@ -173,5 +176,5 @@ def encode_action(action: Action | None, answer: str | None, size: int) -> list[
         offset += length
     for name, value in sorted(action.arguments.items()):
         if name not in ("box", "point", "center"):
-            vector[HASHED + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (size - HASHED)] += 1.0
+            vector[HASHED + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (ACTION - HASHED)] += 1.0
     return vector

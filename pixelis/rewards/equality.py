@@ -1,7 +1,8 @@
 """Groups the answers to one question by the equality of its reward, without truths: the classes of a vote.
 
-Text is equal after ``canonical``. Scorers for mathematics add quantities and formulas, ``mc_letter`` the options, any other
-scorer what gets its full score. Judges are not asked: their questions are compared as text, options and quantities.
+Text is equal after ``canonical``. Scorers for mathematics add quantities and formulas, ``mc_letter`` the
+options, any other scorer what gets its full score. Judges are not asked: their questions are compared as
+text.
 """
 
 from __future__ import annotations
@@ -49,12 +50,9 @@ class Equality:
         if self.scorer in MATHS:
             return mathematics.equal(a, b, self._equal_formulas)
         try:
-            return find_scorer(self.scorer)(self._case(a, b), self.services) >= 1.0
+            return find_scorer(self.scorer)(Case(a, (b,), self.question.conversation, self.options), self.services) >= 1.0
         except DataFailure:  # the scorer reads no such answer
             return False
-
-    def _case(self, answer: str, other: str) -> Case:
-        return Case(answer, (other,), self.question.conversation, self.options)
 
     def _equal_formulas(self, a: str, b: str) -> bool:
         """Whether two readable formulas are equal: one that hangs must not hang once for every other answer."""

@@ -22,9 +22,9 @@ MAX_LINE_CHARS = 300
 def answers_of(groups: Iterable[Group], settings: RewardsConfig, services: Services) -> dict[str, str | None]:
     """The answer by trajectory as ``rewards.extractor`` reads it.
 
-    ``dialect``: as the dialect parsed it. ``tags``: answer tags alone. ``lenient``: else what a finished episode states without
-    tags, as R1-V, Reason-RFT, TTRL and Pixel-Reasoner read it. ``whole``: else the whole text, for models that only answer. A
-    failing function of the user is counted and gives no answer.
+    ``lenient``: else what a finished episode states without tags, as R1-V, Reason-RFT, TTRL and
+    Pixel-Reasoner read it. ``whole``: else the whole text. A failing function of the user is counted and
+    gives no answer.
     """
     result: dict[str, str | None] = {}
     for group in groups:
@@ -37,7 +37,8 @@ def _answer(trajectory: Trajectory, options: Sequence[str], extractor: str, serv
     if extractor == "dialect":
         return trajectory.answer
     if extractor == "tags":
-        return _tagged(trajectory)
+        answers = _TAGS.findall(_last_text(trajectory).rpartition("</think>")[2])
+        return answers[-1].strip() if answers and trajectory.answer is not None else None
     if extractor in ("lenient", "whole"):
         answer = trajectory.answer if trajectory.answer is not None else untagged(trajectory, options)
         return _body(trajectory) if answer is None and extractor == "whole" else answer
@@ -49,10 +50,10 @@ def _answer(trajectory: Trajectory, options: Sequence[str], extractor: str, serv
 
 
 def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
-    r"""The answer that a finished episode states without tags, after its thought; None for any other prose.
+    """The answer that a finished episode states without tags, after its thought; None for any other prose.
 
-    It is the last ``\boxed{}``, also one cut short; else what follows "answer is" or "Answer:"; else a last line that is one
-    number, a letter or an option with at most ``MAX_OTHER_WORDS`` other words.
+    It is the last box, also one cut short; else what follows "answer is" or "Answer:"; else a last line that
+    is one number, a letter or an option with at most ``MAX_OTHER_WORDS`` other words.
     """
     if (body := _body(trajectory)) is None:
         return None
@@ -79,16 +80,13 @@ def _last_line(line: str, options: Sequence[str]) -> str | None:
 
 
 def _body(trajectory: Trajectory) -> str | None:
-    """The last text after the thought; None for an episode that did not end by itself, or with a thought that is not closed."""
+    """The last text after the thought; None for an episode that did not end by itself, or whose thought is
+    not closed.
+    """
     text = _last_text(trajectory)
     if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION) or ("<think>" in text and "</think>" not in text):
         return None
     return text.rpartition("</think>")[2].strip() or None
-
-
-def _tagged(trajectory: Trajectory) -> str | None:
-    answers = _TAGS.findall(_last_text(trajectory).rpartition("</think>")[2])
-    return answers[-1].strip() if answers and trajectory.answer is not None else None
 
 
 def _last_text(trajectory: Trajectory) -> str:

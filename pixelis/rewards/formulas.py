@@ -49,8 +49,9 @@ def equal(a: str, b: str) -> bool:
     if _is_number(first) and _is_number(second):
         return _equal_numbers(a, first, b, second)
     relations = [isinstance(x, Relational | sympy.And) for x in (first, second)]
-    if all(relations):
-        return _equal_relations(first, second)
+    if all(relations):  # of a chain such as 1 < x < 2 each part has an equal
+        parts, others = (x.args if isinstance(x, sympy.And) else (x,) for x in (first, second))
+        return len(parts) == len(others) and all(any(_equal_relation(x, y) for y in others) for x in parts)
     if any(relations) and not any(isinstance(x, sympy.Set) for x in (first, second)):  # x < 2 is the interval (-oo, 2)
         return False
     precision: dict[str, Any] = {"float_rounding": _DIGITS, "numeric_precision": _DIGITS, "timeout_seconds": None}
@@ -75,16 +76,11 @@ def _equal_numbers(a: str, first: Any, b: str, second: Any) -> bool:
     return near(*values)
 
 
-def _equal_relations(a: Any, b: Any) -> bool:
-    """Whether equations or inequalities differ by a factor only; of a chain such as 1 < x < 2 each one has an equal."""
-    parts, others = (x.args if isinstance(x, sympy.And) else (x,) for x in (a, b))
-    return len(parts) == len(others) and all(any(_equal_relation(x, y) for y in others) for x in parts)
-
-
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
 def _equal_relation(a: Relational, b: Relational) -> bool:
+    """Whether equations or inequalities differ by a factor only."""
     left, right = a.lhs - a.rhs, b.lhs - b.rhs
     if not left.free_symbols:
         return bool(a.rel_op == b.rel_op and a.lhs == b.lhs and a.rhs == b.rhs)

@@ -37,15 +37,12 @@ class Advance:
 
 
 class Grader:
-    """Scores groups; thread-safe. Raises BadConfig when the judge or an own reward cannot be used.
-
-    The judge's verdicts are cached in ``run_dir``.
-    """
+    """Scores groups; thread-safe. Raises BadConfig when the judge or an own reward cannot be used."""
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None, seed: int = 0):
         self.settings = settings
         self.services = Services(settings, run_dir)
-        self.normaliser = Normaliser(settings.normalise)
+        self.normaliser = Normaliser(settings.normalise.terms)
         self.curriculum = Curriculum(settings.curriculum)
         self.seed = seed
         self.dynamics: Dynamics | None = None
@@ -69,8 +66,8 @@ class Grader:
     ) -> Group:
         """A scored copy of a complete group; see ``pixelis.rewards.terms.score_group``, also for ``truths``.
 
-        ``step`` is the group's training step; without it (evaluation, traffic) the state does not learn from the group.
-        ``states`` are an embedder's vectors by trajectory id: one before the first policy turn and one after each.
+        ``step``: the group's training step; without it (evaluation, traffic) the state does not learn from
+        the group. ``states``: vectors by trajectory id, one before the first policy turn and one after each.
         """
         with self.lock:
             mixture, dynamics = self.curriculum.mixture, self._dynamics_for(states)
@@ -118,11 +115,10 @@ class Grader:
     def _new_dynamics(self, size: int) -> Dynamics:
         from pixelis.rewards.dynamics import Dynamics
 
-        settings = self.settings.dynamics
-        return Dynamics(settings.model_copy(update={"state": settings.state or size}), self.seed)
+        return Dynamics(size, self.seed)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
-        """Step ``step`` is over: update statistics, dynamics model and curriculum with its groups. Idempotent.
+        """End step ``step``: update statistics, dynamics model and curriculum with its groups. Idempotent.
 
         With the last step of a run its phase ends too.
         """
@@ -151,7 +147,7 @@ class Grader:
         usable = []
         for trajectory, states in batch:
             try:
-                check_states(trajectory, states, self.dynamics.settings.state)
+                check_states(trajectory, states, self.dynamics.size)
                 usable.append((trajectory, states))
             except DataFailure as failure:
                 self.services.note(failure.code)

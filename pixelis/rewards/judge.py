@@ -40,8 +40,7 @@ class JudgeClient(LlmClient):
 class Judge:
     """Requests verdicts; thread-safe. BadConfig when url, model or key are missing.
 
-    ``cache`` is a SQLite file, None for memory only. Subclasses may replace the ``system`` prompt, the valid ``scores`` and the
-    initial ``temperature``.
+    Subclasses may replace the ``system`` prompt, the valid ``scores`` and the initial ``temperature``.
     """
 
     system, temperature = SYSTEM, 0.0
@@ -53,8 +52,8 @@ class Judge:
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 for a right answer, 0.0 for a wrong one.
 
-        DataFailure of the last try ``judge_timeout``, ``judge_busy``, ``judge_error``, ``judge_garbage``, or ``judge_refused``
-        for a reply that another try cannot change, such as a wrong key.
+        DataFailure of the last try ``judge_timeout``, ``judge_busy``, ``judge_error``, ``judge_garbage``, or
+        ``judge_refused``, which is not retried.
         """
         inputs = {"question": question, "accepted": list(truths), "student": answer}
         return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))

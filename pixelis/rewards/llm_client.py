@@ -5,6 +5,7 @@ A request without a valid reply within its tries and its time budget raises a Da
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -54,9 +55,9 @@ class LlmSettings(Protocol):
 class LlmClient:
     """Requests replies; thread-safe. ``counts``: ``asked``, ``cached``, and failed tries by code.
 
-    ``section`` is the configuration section for messages, ``code`` the prefix of failure codes. ``cache`` is a SQLite file, None
-    for memory only. ``calls_per_minute`` spaces the starts of requests evenly, ``concurrency`` bounds the requests in flight.
-    BadConfig when url, model or key are missing; ``fix`` names an alternative.
+    ``section``: configuration section for messages; ``code``: prefix of failure codes; ``cache``: SQLite
+    file, None for memory only; ``calls_per_minute`` spaces the starts of requests evenly; ``fix`` names an
+    alternative. BadConfig when url, model or key are missing.
     """
 
     def __init__(
@@ -101,7 +102,13 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        self._store = _open_cache(cache if cache is not None and settings.cache else ":memory:")
+        path = cache if cache is not None and settings.cache else ":memory:"
+        if path != ":memory:":
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+        self._store.execute("PRAGMA journal_mode=WAL")
+        with self._store:
+            self._store.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
 
     def ask(
         self,
@@ -112,10 +119,11 @@ class LlmClient:
         temperature: float = 0.0,
         max_tokens: int = 1024,
     ) -> T:
-        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes equal requests.
+        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes
+        equal requests.
 
-        DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no chat completion), or
-        ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
+        DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no
+        chat completion), or ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -132,9 +140,11 @@ class LlmClient:
         """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError for garbage."""
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
-        if (cached := self._cached(key)) is not None:
+        with self._lock:
+            row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        if row is not None:
             try:
-                value = read(cached)
+                value = read(row[0])
                 self._count("cached")
                 return value
             except ValueError:
@@ -155,7 +165,11 @@ class LlmClient:
                 except _Retry as retry:
                     failure, wait = retry.failure, retry.wait
                 else:
-                    self._store_reply(key, text)
+                    try:
+                        with self._lock, self._store:
+                            self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
+                    except sqlite3.Error as error:  # the run continues without the cache
+                        log.warning("a reply of %s was not cached: %s", self.section, error)
                     return value
                 self._count(failure.code)
                 if attempt + 1 < s.tries:
@@ -185,8 +199,9 @@ class LlmClient:
             status, text = error.status_code, error.response.text[:200]
             if status not in RETRIED and status < 500:
                 raise self._refusal(status, text) from None
-            cause = "busy" if status == 429 else "error"
-            raise retry(cause, f"replied {status}", _retry_after(error.response.headers.get("Retry-After"), wait)) from None
+            with contextlib.suppress(ValueError):
+                wait = min(max(float(error.response.headers.get("Retry-After", "")), 0.0), MAX_WAIT_S)
+            raise retry("busy" if status == 429 else "error", f"replied {status}", wait) from None
         try:
             return extract(reply.content)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
@@ -214,18 +229,6 @@ class LlmClient:
             self._next_start = start + 60.0 / self.calls_per_minute
         time.sleep(max(0.0, start - time.monotonic()))
         return True
-
-    def _cached(self, key: str) -> str | None:
-        with self._lock:
-            row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
-        return row[0] if row is not None else None
-
-    def _store_reply(self, key: str, text: str) -> None:
-        try:
-            with self._lock, self._store:
-                self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
-        except sqlite3.Error as error:  # the run continues without the cache
-            log.warning("a reply of %s was not cached: %s", self.section, error)
 
 
 class _Retry(Exception):
@@ -260,21 +263,3 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{plain[:80]!r} is not an object")
     return value
-
-
-def _retry_after(text: str | None, default: float) -> float:
-    """Seconds of a ``Retry-After`` header, at most MAX_WAIT_S; ``default`` without a number."""
-    try:
-        return min(max(float(text or ""), 0.0), MAX_WAIT_S)
-    except ValueError:
-        return default
-
-
-def _open_cache(path: str | Path) -> sqlite3.Connection:
-    if path != ":memory:":
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
-    store.execute("PRAGMA journal_mode=WAL")
-    with store:
-        store.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
-    return store

@@ -1,7 +1,8 @@
-r"""Whether two short texts are the same mathematics: numbers, times, ratios, lists, sets, intervals, equations and formulas.
+"""Whether two short texts are the same mathematics: numbers, times, ratios, lists, sets, intervals,
+equations, formulas.
 
-Each text is read as a whole. What is read in no way is compared as text; a part never stands for the whole. Formulas, the
-leaves of the comparison, are compared by a function of two LaTeX texts, which runs math-verify in a worker process.
+Each text is read as a whole; what is read in no way is compared as text. Formulas, the leaves of the
+comparison, are compared by a function of two LaTeX texts, which runs math-verify in a worker process.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
         return first is None and second is None and re.sub(" ", "", a) == re.sub(" ", "", b)
     (name, sides), (other_name, other_sides) = _sides(a), _sides(b)
     if (name or other_name) and (name or not _EQUALS.search(a)) and (other_name or not _EQUALS.search(b)):
-        return _same_name(name, other_name) and all(equal(x, y, formulas) for x in sides for y in other_sides)
+        # Any name fits a text without one; functions may name other arguments.
+        names = {re.sub(r"[ {}]|\([^()]*\)$", "", x) for x in (name, other_name) if x}
+        return len(names) == 1 and all(equal(x, y, formulas) for x in sides for y in other_sides)
     if (words := _same_words(a, b)) is not None:
         return words
     (kind, items), (other_kind, others) = _items(a), _items(b)
@@ -101,11 +104,6 @@ def _sides(text: str) -> tuple[str, list[str]]:
     if any(_EQUALS.search(item) for item in _split(text)[1:]):  # x = 2, y = 3
         return "", [text]
     return name, [side.strip() for side in sides]
-
-
-def _same_name(a: str, b: str) -> bool:
-    """Whether the names of two equations are the same; any name fits a text without one, functions may name other arguments."""
-    return not a or not b or re.sub(r"[ {}]|\([^()]*\)$", "", a) == re.sub(r"[ {}]|\([^()]*\)$", "", b)
 
 
 # -- collections ------------------------------------------------------------------------------------------------------
@@ -216,10 +214,13 @@ _LONG |= {name[0]: name for name in ("north", "south", "east", "west")}
 def _same_words(a: str, b: str) -> bool | None:
     """Whether two texts say the same of the same numbers; None where a text is a formula or has no word.
 
-    Without a number, words are text. One number beside words equals the same number beside none of them, or all; ``at least 7``
-    and ``not 7`` only themselves. Several numbers must stand beside the same words in order, dates in any.
+    Without a number, words are text. One number beside words equals the same number beside none of them, or
+    all; ``at least 7`` equals only itself. Several numbers must stand beside the same words in order, dates
+    in any.
     """
-    if not any(map(_has_word, (a, b))) or any(map(_FORMULA_MARK.search, (a, b))):
+    written = [word.lower() for text in (a, b) for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)]
+    has_word = "°" in a + b or any(word not in _NO_WORDS for word in written)
+    if not has_word or any(map(_FORMULA_MARK.search, (a, b))):
         return None
     tokens = [_tokens(text) for text in (a, b)]
     numbers = [[token for token in row if isinstance(token, Quantity)] for row in tokens]
@@ -239,10 +240,6 @@ def _same_words(a: str, b: str) -> bool | None:
 
 def _dates(words: Sequence[Sequence[str]]) -> bool:
     return all(any(map(_MONTH.fullmatch, row)) for row in words)
-
-
-def _has_word(text: str) -> bool:
-    return any(word.lower() not in _NO_WORDS for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)) or "°" in text
 
 
 def _tokens(text: str) -> list[Quantity | str]:

@@ -6,27 +6,31 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pixelis import config
+MIN_SAMPLES = 10
+"""Values before a term is normalised."""
+MIN_STD = 0.1
+CLIP = 3.0
+"""Maximum absolute z-score."""
 
 
 class Normaliser:
-    """z-scores by Welford's running mean and deviation, which change only in ``commit``.
+    """z-scores of ``terms`` by Welford's running mean and deviation, which change only in ``commit``.
 
     The scores of a step therefore do not depend on the order of its groups, and a group scored twice counts once.
     """
 
-    def __init__(self, settings: config.NormaliseConfig):
-        self.settings = settings
-        self.statistics: dict[str, tuple[int, float, float]] = dict.fromkeys(settings.terms, (0, 0.0, 0.0))
+    def __init__(self, terms: Sequence[str]):
+        self.statistics: dict[str, tuple[int, float, float]] = dict.fromkeys(terms, (0, 0.0, 0.0))
+        """(count, mean, sum of squared deviations) by term."""
         self.pending: dict[str, dict[str, list[float]]] = {}
 
     def __call__(self, name: str, value: float) -> float:
-        """(value - mean) / deviation, clipped; unchanged for other terms and before ``min_samples`` values."""
+        """(value - mean) / deviation, clipped; unchanged for other terms and before ``MIN_SAMPLES`` values."""
         count, mean, squares = self.statistics.get(name, (0, 0.0, 0.0))
-        if count < self.settings.min_samples:
+        if count < MIN_SAMPLES:
             return value
-        deviation = max(math.sqrt(squares / count), self.settings.min_std)
-        return max(-self.settings.clip, min(self.settings.clip, (value - mean) / deviation))
+        deviation = max(math.sqrt(squares / count), MIN_STD)
+        return max(-CLIP, min(CLIP, (value - mean) / deviation))
 
     def observe(self, group: str, values: Mapping[str, Sequence[float]]) -> None:
         """Store the raw values of a group's terms for the next ``commit``."""
@@ -36,16 +40,13 @@ class Normaliser:
         """Add the observed values in the order of group ids, so that the same groups give the same statistics bit by bit."""
         for _, values in sorted(self.pending.items()):
             for name, observed in values.items():
+                count, mean, squares = self.statistics[name]
                 for value in observed:
-                    self.statistics[name] = self._updated(*self.statistics[name], value)
+                    count += 1
+                    before, mean = mean, mean + (value - mean) / count
+                    squares += (value - before) * (value - mean)
+                self.statistics[name] = count, mean, squares
         self.pending.clear()
-
-    def _updated(self, count: int, mean: float, squares: float, value: float) -> tuple[int, float, float]:
-        if self.settings.freeze_after and count >= self.settings.freeze_after:
-            return count, mean, squares
-        count += 1
-        before, mean = mean, mean + (value - mean) / count
-        return count, mean, squares + (value - before) * (value - mean)
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics as JSON takes them, without uncommitted values."""

@@ -41,9 +41,10 @@ _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\s*\d{{3}})+(?!\d)",
 def clean(text: str) -> str:
     r"""The text as every scorer compares it; applied to answers, truths, options and votes alike.
 
-    Characters of other widths and fonts become plain ones, raised digits ``^{2}``, fractions ``1/2``; Markdown's emphasis, LaTeX
-    delimiters, ``\text{}``, surrounding quotation marks and full stops at the end are removed, blanks are single. Of a text with
-    ``\boxed{}`` the last one remains, or the list of those that stand together.
+    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``; Markdown's
+    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed,
+    blanks are single. Of a text with ``\boxed{}`` the last one remains, or the list of those that stand
+    together.
     """
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
@@ -240,7 +241,8 @@ class Quantity:
 def near(a: Number, b: Number) -> bool:
     """Whether two numbers are equal, or one is the other, rounded.
 
-    A decimal equals an exact value rounded to at least four significant digits, and a decimal rounded to at least six.
+    A decimal equals an exact value rounded to at least four significant digits, and a decimal rounded to at
+    least six.
     """
     if Fraction(a) == Fraction(b):
         return True

@@ -1,7 +1,7 @@
 """Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
 
-Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an answer that it
-cannot read is wrong, scores 0 and is counted as ``parse_fail``. Every scorer compares texts after ``notation.clean``.
+Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an
+answer that it cannot read is wrong and counted as ``parse_fail``.
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ def exact(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
-    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both), best of the truths.
-
-    Pixelis' task reward with partial credit, arXiv 2603.25091.
+    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both), best of
+    the truths.
     """
     if answer is None:
         return 0.0
@@ -109,9 +108,10 @@ def partial(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> float:
-    """Average normalised Levenshtein similarity: 1 - distance / longer length, best of the truths, 0 below the threshold.
+    """Average normalised Levenshtein similarity: 1 - distance / longer length, best of the truths, 0 below
+    the threshold.
 
-    Text is compared after ``canonical``. Source: ST-VQA, arXiv 1905.13648; threshold 0.5 as in DocVQA and InfographicVQA.
+    Source: ST-VQA, arXiv 1905.13648; threshold 0.5 as in DocVQA and InfographicVQA.
     """
     if answer is None:
         return 0.0
@@ -151,7 +151,9 @@ _BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", 
 
 
 def option_lines(text: str) -> list[re.Match[str]]:
-    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text; none if fewer than two."""
+    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text; none if
+    fewer than 2.
+    """
     lines: list[re.Match[str]] = []
     for match in _OPTION.finditer(text):
         if match[2] == chr(ord("A") + len(lines)):
@@ -162,11 +164,12 @@ def option_lines(text: str) -> list[re.Match[str]]:
 
 
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """The choice that a text names, as an upper-case letter, several in alphabetical order: ``B``, ``AC``; None for none.
+    """The choice that a text names, as an upper-case letter, several in alphabetical order: ``B``, ``AC``;
+    None for none.
 
-    Read from the last answer tag or box, else from the whole text: a letter such as ``(B)`` or ``B. text``; several such as
-    ``A, C`` or ``AC``; the text of an option; else what the text names last, unless denied (``not A``). ``A or B`` names no
-    choice, neither does a letter beside the text of another option. Letters beyond the known options are ignored.
+    Read from the last answer tag or box, else from the whole text: a letter such as ``(B)`` or ``B. text``;
+    several such as ``A, C`` or ``AC``; the text of an option; else what the text names last, unless denied
+    (``not A``). ``A or B`` names none, neither does a letter beside the text of another option.
     """
     inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
@@ -211,7 +214,7 @@ def _named_last(text: str, last: str) -> str | None:
 
 
 def mc_letter(case: Case, services: Services) -> float:
-    """1.0 when the answer names the option of a truth, or all of its several; a truth is letters or the text of an option.
+    """1.0 when the answer names the option of a truth, or all of its several.
 
     DataFailure ``truth_unparsable`` when no truth names an option.
     """
@@ -258,15 +261,12 @@ def _finite(measure: Quantity) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _units_differ(a: Quantity, b: Quantity) -> bool:
-    return bool(a.unit and b.unit and a.unit != b.unit)
-
-
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
-    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between; best of the truths. ``exact`` for other text.
+    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between; best of the truths. ``exact`` for
+    other text.
 
-    A truth of 0 has the bands as absolute errors, 0.05 and 0.20. Another unit is wrong. Source: Reason-RFT, arXiv 2503.20752, its
-    math accuracy reward.
+    A truth of 0 has absolute bands of 0.05 and 0.20. Another unit is wrong. Source: Reason-RFT, arXiv
+    2503.20752.
     """
     if answer is None:
         return 0.0
@@ -277,7 +277,8 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
         if answer_quantity is None or truth_quantity is None:
             continue
         value, expected = _finite(answer_quantity), _finite(truth_quantity)
-        if value is None or expected is None or _units_differ(answer_quantity, truth_quantity):
+        other_unit = answer_quantity.unit and truth_quantity.unit and answer_quantity.unit != truth_quantity.unit
+        if value is None or expected is None or other_unit:
             continue
         error = abs(value - expected) / (abs(expected) or 1.0)
         if error <= LOW:
@@ -312,12 +313,13 @@ PENALTY = (1.0, -0.25, -0.25, -0.5)
 def func_seq(
     answer: str | None, truths: Sequence[str], credit: tuple[float, float, float, float] = PARTIAL, unique: bool = True
 ) -> float:
-    """Score of an unordered set of triples ``func(object, value)``: -0.5..1 with PENALTY, else 0..1; best of the truths.
+    """Score of an unordered set of triples ``func(object, value)``: -0.5..1 with PENALTY, else 0..1; best of
+    the truths.
 
-    Triples are matched greedily in four passes: equal; same function and object; same function and value; same function.
-    ``credit`` is the value of a match in each pass. The sum is divided by the size of the larger set and, with ``unique``,
-    multiplied by the share of triples that are no repetitions. DataFailure ``truth_unparsable`` for truths without triples.
-    Source: spatial transformation reward of Reason-RFT, arXiv 2503.20752.
+    Triples are matched greedily in four passes: equal; same function and object; same function and value;
+    same function. ``credit`` is the value of a match in each. The sum is divided by the size of the larger
+    set and, with ``unique``, multiplied by the share of triples that are no repetitions. Source: Reason-RFT,
+    arXiv 2503.20752.
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:
@@ -387,10 +389,7 @@ def iou(case: Case, services: Services) -> float:
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth by ``mathematics.equal``, as text, quantity, collection or formula.
-
-    DataFailure when no truth can be compared.
-    """
+    """1.0 when the answer equals a truth by ``mathematics.equal``. DataFailure when no truth can be compared."""
     if case.answer is None or not case.answer.strip():
         return 0.0
     failures = []

@@ -23,8 +23,12 @@ from pixelis.rewards.judge import GradingJudge, Judge
 from pixelis.rewards.worker_pool import WorkerPool
 
 PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Environment variables of the workers for formulas, which parse the policy's text and need no keys."""
+"""Environment variables of the workers for formulas, which need no keys."""
 
+WORKERS = 2
+"""Processes of a scorer that compare formulas, and as many that run users' functions."""
+MATH_BYTES = 2_000_000_000
+"""Address space of a process that compares formulas."""
 OVERALL = "overall"
 """Key of the reward in what a user's function returns."""
 
@@ -32,8 +36,8 @@ OVERALL = "overall"
 class Services:
     """Opens each service on first use and closes all in ``close``; thread-safe.
 
-    ``counts`` are causes and statuses by name, ``seconds`` the (calls, total, longest) of each scorer and own reward. The judge's
-    verdicts are cached in ``run_dir``; None: in memory.
+    ``counts``: causes and statuses by name; ``seconds``: (calls, total, longest) of each scorer and own
+    reward. The judge's verdicts are cached in ``run_dir``; None: in memory.
     """
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None):
@@ -44,15 +48,20 @@ class Services:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """Raise BadConfig for a judge that cannot be reached for lack of settings, and for own rewards that cannot be called."""
+        """Raise BadConfig for a judge that lacks settings, and for own functions that cannot be called."""
         if self.settings.judge.required or self.settings.judge.url:
             _ = self.judge_client
         if self.settings.own:
             _ = self.takes_group
         tasks = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
         for key, name in {"scorer": self.settings.scorer, "extractor": self.settings.extractor, **tasks}.items():
-            if name and is_function(name):
-                self._check_function(key, name)
+            if not name or not is_function(name):
+                continue
+            try:
+                self.own_workers.call({"task": "check_text", "name": name}, timeout_s=60.0)
+            except DataFailure as failure:
+                fix = "name a function that can be imported"
+                raise BadConfig(f"rewards.{key} `{name}`: {failure.message}", fix=fix) from None
 
     def note(self, status: str) -> None:
         """Count a status."""
@@ -86,8 +95,8 @@ class Services:
     def math(self, answer: str, truths: Sequence[str]) -> float:
         """1.0 when the formulas are equal.
 
-        0.0 for an answer that cannot be parsed or compared, counted by cause (``parse_fail``, ``math_timeout``, ...). DataFailure
-        when the truths cannot be compared at all: ``truth_unparsable``, ``timeout``, ``crashed``, ``raised``.
+        0.0 for an answer that cannot be parsed or compared, counted by cause (``parse_fail``,
+        ``math_timeout``, ...). DataFailure when the truths cannot be compared at all.
         """
         request: dict[str, Any] = {"task": "math", "truths": list(truths)}
         try:
@@ -160,12 +169,14 @@ class Services:
 
     @property
     def _judge_cache(self) -> Path | None:
-        return Path(self.run_dir) / "judge.sqlite" if self.settings.judge.cache and self.run_dir is not None else None
+        return Path(self.run_dir) / "judge.sqlite" if self.run_dir is not None else None
 
     def own(
         self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
     ) -> list[dict[str, float] | DataFailure]:
-        """Value of a user's function for each rollout, or the failure: a number is ``overall``, a dict has more metrics."""
+        """Value of a user's function for each rollout, or the failure: a number is ``overall``, a dict has
+        more metrics.
+        """
         rows = [t.model_dump(mode="json") for t in trajectories]
         row = question.model_dump(mode="json")
 
@@ -193,8 +204,8 @@ class Services:
     @property
     def threads(self) -> ThreadPoolExecutor:
         """Threads that wait for slow scorers."""
-        s = self.settings
-        return self._once("threads", lambda: ThreadPoolExecutor(s.math.workers + s.own_workers + s.judge.concurrency, "scorer"))
+        count = 2 * WORKERS + self.settings.judge.concurrency
+        return self._once("threads", lambda: ThreadPoolExecutor(count, "scorer"))
 
     @property
     def judge_client(self) -> Judge:
@@ -204,34 +215,27 @@ class Services:
     @property
     def takes_group(self) -> dict[str, bool]:
         """Whether each own reward takes a whole group; BadConfig for one that cannot be called."""
-        return self._once("takes_group", lambda: {name: self._takes_group(name) for name in self.settings.own})
+
+        def takes_group(name: str) -> bool:
+            try:
+                return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
+            except DataFailure as failure:
+                fix = "name package.module:function or path.py:function of (trajectory, question, step), or one of EasyR1"
+                raise BadConfig(f"rewards.own `{name}`: {failure.message}", fix=fix) from None
+
+        return self._once("takes_group", lambda: {name: takes_group(name) for name in self.settings.own})
 
     @property
     def math_workers(self) -> WorkerPool:
         """The workers for formulas."""
-        m = self.settings.math
+        timeout_s = self.settings.math.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
-        return self._once("math", lambda: WorkerPool(m.workers, m.timeout_s, m.memory_bytes, environment, warm="warm_math"))
+        return self._once("math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math"))
 
     @property
     def own_workers(self) -> WorkerPool:
         """The workers for users' functions."""
-        return self._once("own", lambda: WorkerPool(self.settings.own_workers, self.settings.own_timeout_s))
-
-    def _check_function(self, key: str, name: str) -> None:
-        try:
-            self.own_workers.call({"task": "check_text", "name": name}, timeout_s=60.0)
-        except DataFailure as failure:
-            raise BadConfig(f"rewards.{key} `{name}`: {failure.message}", fix="name a function that can be imported") from None
-
-    def _takes_group(self, name: str) -> bool:
-        try:
-            return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
-        except DataFailure as failure:
-            raise BadConfig(
-                f"rewards.own `{name}`: {failure.message}",
-                fix="name package.module:function or path.py:function of (trajectory, question, step), or one of EasyR1",
-            ) from None
+        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.own_timeout_s))
 
     def _once(self, name: str, factory: Callable[[], Any]) -> Any:
         with self._lock:

@@ -1,7 +1,7 @@
 """Reward terms of a group of rollouts, and their weighted sum.
 
-Each trajectory records its raw and weighted terms by name. When a reward cannot be computed, the trajectory is ``unscored`` with
-the cause and has no reward: a failure is never a 0 to learn from.
+Each trajectory records its raw and weighted terms by name. If a reward cannot be computed, the trajectory is
+``unscored`` with the cause and has no reward.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def tries_call(turn: Turn) -> bool:
 
 
 def calls(trajectory: Trajectory, counts: str) -> int:
-    """Number of operations that were ``executed``, or ``requested``: failed, unreadable and truncated calls included."""
+    """Number of operations that were ``executed``, or ``requested``, which includes failed, unreadable and
+    truncated calls.
+    """
     if counts == "executed":
         return trajectory.operations_ok
     return sum(max(len(turn.actions), 1) for turn in trajectory.turns if tries_call(turn))
@@ -70,9 +72,9 @@ def ends_in_error(trajectory: Trajectory) -> bool:
 class Context:
     """The group of a trajectory and everything else that its terms depend on.
 
-    ``pseudo``: the truths are a label from a vote. ``states`` are an embedder's vectors by trajectory id, see
-    ``pixelis.rewards.dynamics.Dynamics``. ``mixture`` replaces configured weights by term; ``normalise`` maps (term, raw value)
-    to the value that is weighted.
+    ``pseudo``: the truths are a label from a vote. ``states``: an embedder's vectors by trajectory id.
+    ``mixture`` replaces configured weights by term; ``normalise`` maps (term, raw value) to the value that is
+    weighted.
     """
 
     group: Group
@@ -142,8 +144,7 @@ class Context:
     def agreement(self) -> dict[str, float | DataFailure]:
         """Score of each answer against the majority answer, or the failure; truths are not used.
 
-        Answers vote in classes of the reward's own equality. Members of the majority score 1, others 0, or what a scorer with
-        partial credit gives them.
+        Members of the majority score 1, others 0, or what a scorer with partial credit gives them.
         """
         vote, answers = self.settings.vote, [self.answers[t.id] for t in self.valid]
         names = classes(answers, Equality(self.question, self._scorer(), self.services))
@@ -184,13 +185,16 @@ class Context:
         return bool(limit) and len(self.answers[trajectory.id] or "") >= limit
 
     def discounted(self, trajectory: Trajectory) -> bool:
-        """True for an answer that scores 0 whatever it says: one that is too long, or not in the box that `boxed_once` wants."""
+        """True for an answer that scores 0 whatever it says: too long, or not in the box that `boxed_once`
+        requires.
+        """
         return self.too_long(trajectory) or (self.format_kind == "boxed_once" and not has_box(trajectory))
 
     def _grade(self, truths: Sequence[str], pseudo: bool = False) -> dict[str, float | DataFailure]:
         """Score each distinct answer once, those of slow scorers in parallel.
 
-        ``pseudo``: the truths are answers of the policy; where the scorer cannot read them, equal text scores 1 and other text 0.
+        ``pseudo``: the truths are answers of the policy; if the scorer cannot read them, equal text scores 1
+        and other text 0.
         """
         name = self._scorer()
         scorer = find_scorer(name)
@@ -249,10 +253,11 @@ def curiosity(trajectory: Trajectory, context: Context) -> float:
 
 
 def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
-    """Bonus of an episode with calls while the group's RaPR is below H; else 0.
+    """Bonus of an episode with calls while the group's RaPR is below H; else 0 (Pixel-Reasoner, arXiv
+    2505.15966).
 
-    paper: alpha * max(H - RaPR, 0), Pixel-Reasoner, arXiv 2505.15966 (H 0.3, alpha 0.5).
-    repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5 for videos, its code.
+    paper: alpha * max(H - RaPR, 0). repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5
+    for videos.
     """
     settings, rate = context.settings.curiosity, context.rate
     if not calls(trajectory, settings.counts):
@@ -267,7 +272,7 @@ def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
 def efficiency(trajectory: Trajectory, context: Context) -> float:
     """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05).
 
-    A question of `pixelis refine` with a reference that makes more calls leaves as many free.
+    If a refined question's reference makes more calls, as many are free.
     """
     settings = context.settings.curiosity
     reference = context.question.meta.get("reference_operations")
@@ -298,9 +303,10 @@ def overlong(trajectory: Trajectory, context: Context) -> float:
 
 
 def length(trajectory: Trajectory, context: Context) -> float:
-    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer; 0 before ``length_start``.
+    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer; 0 before
+    ``length_start``.
 
-    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it. A score of 0.5 or less is a wrong answer.
+    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it.
     """
     shortest, longest = min(context.lengths.values()), max(context.lengths.values())
     right = context.score(trajectory) > 0.5
@@ -381,10 +387,11 @@ TERMS: dict[str, Term] = {
 def score_group(
     group: Group, settings: RewardsConfig, truths: Sequence[str] | None = None, services: Services | None = None
 ) -> Group:
-    """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
+    """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each
+    trajectory.
 
-    ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer``, and ``no_judge`` when the
-    question needs a judge and none is configured.
+    ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer`` and
+    ``no_judge``.
     """
     accepted = list(truths if truths is not None else group.question.answers or [])
     return score_in(Context(group, settings, services or shared_services(settings), accepted, pseudo=truths is not None))
@@ -415,7 +422,7 @@ def score_in(context: Context) -> Group:
 
 
 def _measure(trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]) -> str | None:
-    """Fill in raw and weighted terms; returns the cause when a term with a weight cannot be computed."""
+    """Fill in raw and weighted terms; returns the cause if a term with a weight cannot be computed."""
     cause = None
     for name in context.terms:
         term, weight = TERMS[name], context.weights[name]
@@ -443,9 +450,8 @@ def _measure(trajectory: Trajectory, context: Context, raw: dict[str, float], we
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics: means ``reward/TERM`` (raw) and ``reward_weighted/TERM``, shares ``unscored/CAUSE``, counts ``misuse/NAME``.
-
-    A mean is over the trajectories that have the term, because terms differ by the question's task.
+    """Means ``reward/TERM`` (raw) and ``reward_weighted/TERM`` over the trajectories with the term, shares
+    ``unscored/CAUSE``, counts ``misuse/NAME``.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:

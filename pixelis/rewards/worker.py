@@ -60,14 +60,15 @@ def main() -> None:
 # -- tasks ----------------------------------------------------------------------------------------------------------
 
 
-def _warm_math(request: dict[str, Any]) -> bool:
+def warm_math(request: dict[str, Any]) -> bool:
+    """Load what compares formulas."""
     from pixelis.rewards import formulas
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return formulas.equal(r"\sqrt{4}+x", "2+x")
 
 
-def _math(request: dict[str, Any]) -> float:
+def compare(request: dict[str, Any]) -> float:
     """1.0 when the answer equals a truth. Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``."""
     from pixelis.rewards import formulas
 
@@ -102,7 +103,7 @@ def _loaded(name: str) -> Any:
     return getattr(loaded, attribute)
 
 
-def _text(request: dict[str, Any]) -> Any:
+def call_with_texts(request: dict[str, Any]) -> Any:
     """The value of a user's function of texts."""
     return _plain(_loaded(request["name"])(*request["arguments"]))
 
@@ -115,7 +116,7 @@ def _function(name: str) -> tuple[Callable[..., Any], str]:
     return function, next(iter(inspect.signature(function).parameters), "")
 
 
-def _check_own(request: dict[str, Any]) -> bool:
+def check_reward(request: dict[str, Any]) -> bool:
     """True when the function takes a whole group; TypeError when its signature does not fit."""
     function, first = _function(request["name"])
     parameters = inspect.signature(function).parameters
@@ -128,20 +129,31 @@ def _check_own(request: dict[str, Any]) -> bool:
     return first in GROUP
 
 
-def _check_text(request: dict[str, Any]) -> bool:
+def check_function(request: dict[str, Any]) -> bool:
+    """True for something that can be called; else TypeError."""
     if not callable(_loaded(request["name"])):
         raise TypeError(f"{request['name']} is no function")
     return True
 
 
-def _own(request: dict[str, Any]) -> Any:
+def call_reward(request: dict[str, Any]) -> Any:
+    """The value of a user's reward function for a trajectory or a whole group."""
     from pixelis.records import Question, Trajectory
 
     function, first = _function(request["name"])
     trajectories = [Trajectory.model_validate(t) for t in request["trajectories"]]
     question = Question.model_validate(request["question"])
     if first in EASYR1:
-        inputs = [_easyr1_input(trajectory, question) for trajectory in trajectories]
+        inputs = []
+        for trajectory in trajectories:
+            turns = [turn for turn in trajectory.turns if turn.is_policy]
+            inputs.append(
+                {
+                    "response": "".join(turn.text for turn in turns),
+                    "response_length": sum(len(turn.tokens) for turn in turns),
+                    "ground_truth": (question.answers or [""])[0],
+                }
+            )
         value = function(inputs if first in GROUP else inputs[0])
     else:
         value = function(trajectories if first in GROUP else trajectories[0], question, request["step"])
@@ -152,16 +164,6 @@ def _own(request: dict[str, Any]) -> Any:
 
         value = asyncio.run(result())
     return _plain(value)
-
-
-def _easyr1_input(trajectory: Any, question: Any) -> dict[str, Any]:
-    """The input of EasyR1's reward functions: generated text, its number of tokens, the first truth."""
-    turns = [turn for turn in trajectory.turns if turn.is_policy]
-    return {
-        "response": "".join(turn.text for turn in turns),
-        "response_length": sum(len(turn.tokens) for turn in turns),
-        "ground_truth": (question.answers or [""])[0],
-    }
 
 
 def _plain(value: Any) -> Any:
@@ -175,12 +177,12 @@ def _plain(value: Any) -> Any:
 
 TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "start": bool,
-    "warm_math": _warm_math,
-    "math": _math,
-    "check_own": _check_own,
-    "own": _own,
-    "text": _text,
-    "check_text": _check_text,
+    "warm_math": warm_math,
+    "math": compare,
+    "check_own": check_reward,
+    "own": call_reward,
+    "text": call_with_texts,
+    "check_text": check_function,
 }
 """Functions by the ``task`` of a request."""
 

@@ -1,4 +1,4 @@
-"""Faults of Ray itself: a full object store (F8), failing RPCs (F9) and a lost head (F18), each on a cluster of its own."""
+"""Faults of Ray itself: failing RPCs (F9) and a lost head (F18), each on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -33,61 +33,20 @@ def fail(*methods: str) -> str:
     return json.dumps(dict.fromkeys(methods, often))
 
 
-def start(case: str, folder: Path, **variables: str) -> subprocess.Popen:
-    """Start a case of own_cluster.py."""
+def play(case: str, folder: Path, **variables: str) -> dict[str, Any]:
+    """The result of a case of own_cluster.py."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), **variables}
     env.pop("RAY_ADDRESS", None)
     command = [sys.executable, str(HERE / "own_cluster.py"), case, str(folder)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def result_of(process: subprocess.Popen) -> dict[str, Any]:
-    """Wait for a case of own_cluster.py; returns its result."""
-    out, err = process.communicate(timeout=550)
-    results = [line for line in out.splitlines() if line.startswith("RESULT ")]
-    assert results, out[-3000:] + err[-3000:]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550, check=False)
+    results = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    assert results, run.stdout[-3000:] + run.stderr[-3000:]
     return json.loads(results[0].removeprefix("RESULT "))
 
 
-def play(case: str, folder: Path, **variables: str) -> dict[str, Any]:
-    """The result of a case of own_cluster.py."""
-    return result_of(start(case, folder, **variables))
-
-
-@pytest.fixture(scope="module")
-def lost_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen]]:
-    """Two cases that wait for repeated calls most of the time, at once."""
-    processes = {
-        "memory": start("memory", tmp_path_factory.mktemp("memory"), RAY_testing_rpc_failure=fail(CALLS, LEASES)),
-        "placed": start("placed", tmp_path_factory.mktemp("placed"), RAY_testing_rpc_failure=fail(CALLS)),
-    }
-    yield processes
-    for process in processes.values():
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.long  # tests/unit/test_storage.py: object stores that are too small are named beforehand
-def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record_figures: RecordFigures) -> None:
-    """F8: another actor holds three times the 80 MB of the store for a while.
-
-    Goal: objects are spilled, no process is killed, every step is made, and nothing that was spilled has changed.
-    """
-    result = play("store", tmp_path)
-    record_figures(**result["step_s"], held_mb=10 * result["held"])
-    assert result["spilled"]
-    assert result["intact"]
-    assert result["restarted"] == [False]
-    assert result["failures"] == 0
-    assert result["steps"] == list(range(1, 21))
-    assert result["trained"] >= 10  # the others had groups without a difference
-
-
-def test_f09_a_memory_stores_each_experience_once_while_calls_fail(
-    lost_calls: dict[str, subprocess.Popen], record_figures: RecordFigures
-) -> None:
+def test_f09_a_memory_stores_each_experience_once_while_calls_fail(tmp_path: Path, record_figures: RecordFigures) -> None:
     """F9: a quarter of all calls of actors are lost, and of another quarter only the reply."""
-    result = result_of(lost_calls["memory"])
+    result = play("memory", tmp_path, RAY_testing_rpc_failure=fail(CALLS, LEASES))
     record_figures(**result)
     assert result == {"acknowledged": 40, "readable": 40, "listed": 40, "ids": 40}
 
@@ -101,12 +60,6 @@ def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: 
     assert result["versions"] == list(range(len(result["versions"])))
     assert result["steps_of_versions"] == [0, 0, 1, 2, 3, 4]  # the initial weights, and those with which the learner begins
     assert result["consumed"] == [0, 1, 2, 3]
-
-
-@pytest.mark.long  # the memory above meets the same faults
-def test_f09_actors_are_ready_while_calls_fail(lost_calls: dict[str, subprocess.Popen]) -> None:
-    """F9: half of all calls of actors fail."""
-    assert result_of(lost_calls["placed"]) == {"generators": 2}
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class KillingPublisher(StreamPublisher):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/unit/test_weight_stream.py: broadcasts between processes, one of which dies
+@pytest.mark.long  # tests/unit/policy/test_weight_stream.py: broadcasts between processes, one of which dies
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_generator_that_dies_in_a_broadcast_costs_neither_version_nor_group(

@@ -18,7 +18,7 @@ FAMILY = "qwen3_vl"
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/unit/test_export.py: transformers loads what is exported
+@pytest.mark.long  # tests/unit/policy/test_export.py: transformers loads what is exported
 def test_vllm_serves_an_exported_model(tmp_path: Path) -> None:
     adapter, merged = random_adapter(FAMILY), tmp_path / "merged"
     save_adapter(adapter, tmp_path / "step_00000001")

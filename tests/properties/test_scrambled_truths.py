@@ -389,7 +389,7 @@ CURRICULA: dict[str, dict[str, Any]] = {
     "trigger": {
         "kind": "trigger",
         "trigger": [(0, 0, 0), (0, 0.5, 0), (0, 0.5, 0.5)],
-        **{"window": 1, "check_every": 1, "min_samples": 1, "success": 0.5},
+        **{"window": 1, "check_every": 1, "min_samples": 1},
     },
 }
 
@@ -405,7 +405,7 @@ def test_a_curriculum_that_is_called_unlabelled_learns_nothing_from_truths(name:
         try:
             for step in range(3):
                 question = Question(id=f"q{step}", question="How many?", answers=[truth], scorer="math")
-                group = rollouts(question, ["7", "7", "7", "8", None])
+                group = rollouts(question, ["7", "7", "7", "7", "8"])
                 states = {t.id: rng.normal(size=(t.policy_turns + 1, 4)).tolist() for t in group.trajectories}
                 for t in grader.score(group, step, states).trajectories:
                     result.append((t.reward, t.weighted, t.unscored))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -57,16 +56,6 @@ class Hold(Hostile):
         ctypes.PyDLL(None).sleep(3600)
 
 
-class Stop(Hostile):
-    """Stops the whole process, including threads of C libraries."""
-
-    name = "stop"
-
-    @staticmethod
-    def misbehave() -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
 class Leave(Hostile):
     name = "leave"
 
@@ -101,28 +90,6 @@ class EatNumpy(Hostile):
             arrays.append(np.empty(10_000_000, np.uint8))  # not written: faulting in the pages would exceed the test's timeout
 
 
-class EatPython(Hostile):
-    name = "eat_python"
-
-    @staticmethod
-    def misbehave() -> None:
-        strings: list[Any] = []
-        while True:
-            strings.append(str(len(strings)) * 50)
-
-
-class EatCv2(Hostile):
-    name = "eat_cv2"
-
-    @staticmethod
-    def misbehave() -> None:
-        import cv2
-
-        pictures = [np.ones((2000, 2000, 3), np.uint8)]
-        while True:
-            pictures.append(cv2.resize(pictures[0], None, fx=2, fy=2))
-
-
 class Raise(Hostile):
     name = "raise"
 
@@ -145,37 +112,6 @@ class Huge(Hostile):
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
         return Result(images=[View(np.zeros((8000, 8000, 3), np.uint8))])
-
-
-class Strange(Hostile):
-    """Returns data that cannot be serialised."""
-
-    name = "strange"
-
-    @classmethod
-    def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
-        return Result(data={"function": cls.run})
-
-
-class Scribble(Hostile):
-    """Writes into the shared picture."""
-
-    name = "scribble"
-
-    @classmethod
-    def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
-        target.picture[:] = 0
-        return Result(text="survived")
-
-
-class Shout(Hostile):
-    name = "shout"
-
-    @staticmethod
-    def misbehave() -> None:
-        for _ in range(2000):
-            print("x" * 1000)
-            print("y" * 1000, file=sys.stderr)
 
 
 class Fork(Hostile):

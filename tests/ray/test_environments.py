@@ -133,7 +133,12 @@ def test_actions_of_an_environment_are_spans(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(13, "environment_crashed"), (14, "environment_timeout"), (15, "environment_out_of_memory")]
+    ("number", "code"),
+    [
+        (13, "environment_crashed"),
+        pytest.param(14, "environment_timeout", marks=pytest.mark.long),
+        (15, "environment_out_of_memory"),
+    ],
 )
 def test_the_end_of_a_process_is_that_of_its_episodes_alone(
     pool: tuple[asyncio.Runner, ToolboxPool], number: int, code: str

@@ -54,12 +54,6 @@ def test_a_programming_error_ends_the_run_with_its_cause(tmp_path: Path) -> None
     assert [row["name"] for row in events.read(tmp_path, events.STAGE)][-1] == "waiting for the first batch"
 
 
-@pytest.mark.long  # of another actor: below
-def test_a_typed_error_keeps_its_type_and_fix(tmp_path: Path) -> None:
-    error, failures = fail(tmp_path, DataFailure("nothing is left to learn", fix="add rows"))
-    assert (type(error), error.fix, len(failures)) == (DataFailure, "add rows", 1)
-
-
 @ray.remote(num_cpus=0)
 def find_nothing() -> None:
     raise DataFailure("no question has a majority", fix="more samples")
@@ -109,9 +103,3 @@ def test_a_failure_that_a_restart_may_fix_is_not_permanent(tmp_path: Path, monke
         learner._guarded(lose_a_connection, job, "first")
     assert [row["permanent"] for row in events.read(tmp_path, events.LEARNER_FAILURE)] == [False]
     assert learner._permanent_failure(str(tmp_path), "first") is None
-
-
-@pytest.mark.long  # above: the failure; tests/chaos/test_learner_faults.py: the retry
-def test_an_infrastructure_failure_is_retried(tmp_path: Path) -> None:
-    _, failures = fail(tmp_path, RuntimeError("connection closed by peer"))
-    assert [row["permanent"] for row in failures] == [False] * 2

@@ -62,7 +62,7 @@ def test_demonstrations_are_questions_without_their_turns(tmp_path: Path) -> Non
     stream.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", pytest.param("parquet", marks=pytest.mark.long)])
 def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +133,7 @@ def read_offsets(path: str) -> list[int]:
     return sorted(offsets)
 
 
+@pytest.mark.long  # a measure of the rest
 def test_a_slow_consumer_leaves_the_processor_to_others(tmp_path: Path) -> None:
     stream = question_stream(DataConfig(train=file(tmp_path / "a.jsonl", 5000)), 0)
     next(stream)

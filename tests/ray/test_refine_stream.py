@@ -54,6 +54,7 @@ def test_workers_write_the_files_of_one_process(tmp_path: Path, monkeypatch: pyt
     assert few[0][0]["rows"] == 53, "a torn line, a repeated id and a lost picture do not count"
 
 
+@pytest.mark.long  # above: files of demonstrations
 def test_generated_demonstrations_are_checked_by_workers_too(tmp_path: Path) -> None:
     results = [refined(tmp_path / str(workers), "cards:?split=train", workers, "refinement.count=20") for workers in (0, 1)]
     assert results[0] == results[1]

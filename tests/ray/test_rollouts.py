@@ -81,7 +81,7 @@ def learn(
     return batches
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     groups=st.integers(1, 2),
     world=st.integers(1, 3),

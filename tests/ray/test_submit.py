@@ -15,16 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
-import yaml
-from ray.job_submission import JobStatus, JobSubmissionClient
 
-from pixelis.jobs.cli import JOBS
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.telemetry import events
@@ -161,66 +157,3 @@ def metrics(target: str) -> str:
         return httpx.get(f"http://{target}/metrics", trust_env=False).text
     except httpx.TransportError as error:
         return repr(error)
-
-
-SYNTHESIS = {
-    "datasources": {"digits": {"path": "packaged:digits?split=train&count=20"}},
-    "tasks": {"detail_perception": {"target_sample_count": 8, "source_datasets": ["digits"]}},
-    "shard": 4,
-    "workers": 1,
-}
-COMMANDS = {
-    "synthesize": "synthesize {tmp}/synthesize.yaml",
-    "refine": "refine configs/nano/refine.yaml data.demonstrations={tmp}/synthesized/samples --dry-run",
-    "sft": "sft configs/nano/sft.yaml --dry-run",
-    "ttrl": "ttrl configs/nano/ttrl.yaml --dry-run",
-    "ranks": "ranks configs/nano/ranks.yaml ranks.tuned={root}/pixelis/nano/base --dry-run",
-    "evaluate": "evaluate configs/nano/evaluate.yaml --dry-run",
-    "serve": "serve configs/nano/serve.yaml --dry-run",
-    "quickstart": "quickstart configs/nano/quickstart.yaml --dry-run",
-    "operate": "operate {root}/pixelis/serve/page/example.jpg zoom_in '{{\"box\":[0.2,0.2,0.5,0.5]}}' --out {tmp}/operated",
-    "ablate": "ablate configs/ablations/pixelis.yaml --dry-run",
-    "rate": "rate --help",
-    "answer": "answer cards:?split=test --limit 4 --out {tmp}/answers.jsonl --dry-run",
-    "audit": "audit --help",
-    "export": "export --help",
-    "keys": "keys create {tmp} shop",
-    "lineage": "lineage {tmp}/synthesized",
-    "top": "top --help",
-    "trace": "trace --help",
-    "doctor": "doctor --help",
-    "recipes": "recipes",
-    "tiny-model": "tiny-model {tmp}/tiny",
-    "completion": "completion bash",
-}
-"""A short command of every job but rft, which the first test submits."""
-
-
-def test_every_job_has_a_command() -> None:
-    assert {*COMMANDS, "rft"} == set(JOBS)
-
-
-@pytest.mark.long  # tests/unit/jobs/test_cli.py: the jobs by name; the first test above submits two
-def test_every_job_runs_when_it_is_submitted(
-    head: tuple[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synthesis = {"run": {"dir": str(tmp_path / "synthesized")}, "synthesis": SYNTHESIS, "telemetry": {"progress": False}}
-    (tmp_path / "synthesize.yaml").write_text(yaml.safe_dump(synthesis))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    address, env = head
-    client = JobSubmissionClient(address, headers={"Authorization": f"Bearer {Path(env['RAY_AUTH_TOKEN_PATH']).read_text()}"})
-
-    def finish(name: str) -> str:
-        """Submit a job's command and wait for its end; returns the output of a failed one."""
-        command = f"pixelis {COMMANDS[name]}".format(root=ROOT, tmp=tmp_path)
-        id = client.submit_job(entrypoint=command, runtime_env={"working_dir": str(ROOT)})
-        while not (status := client.get_job_status(id)).is_terminal():
-            time.sleep(0.5)
-        return "" if status == JobStatus.SUCCEEDED else f"{command}\n{client.get_job_logs(id)}"
-
-    assert not finish("synthesize")  # its samples are the input of others
-    with ThreadPoolExecutor(3) as pool:
-        failures = [*filter(None, pool.map(finish, set(COMMANDS) - {"synthesize"}))]
-    assert not failures, "\n\n".join(failures)
-    assert len(list((tmp_path / "operated").iterdir())) > 1
-    assert (tmp_path / "tiny/config.json").is_file()

@@ -16,9 +16,7 @@ EVERY = 10
 
 
 def settings(**values: object) -> SftCurriculumConfig:
-    return SftCurriculumConfig(
-        **{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, "window": 3, **values}
-    )
+    return SftCurriculumConfig(**{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, **values})
 
 
 def told(curriculum: Curriculum, accuracies: list[float], start: int = 0) -> list[tuple[str | None, int]]:

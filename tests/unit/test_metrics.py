@@ -112,13 +112,6 @@ def test_correctness_is_the_mean_of_a_question():
     }
 
 
-def test_explicit_truths_replace_the_rewards():
-    pytest.importorskip("pixelis.rewards.scorers")
-    items = [episode("a", answer="7"), episode("b", answer="3"), episode("c", answer="1")]
-    summary = summarise(items, truths={"a": ["7"], "b": ["4"]})
-    assert (summary["accuracy"], summary["n"], summary["unscored"]) == (0.5, 2, {"no_truth": 1})
-
-
 @pytest.mark.parametrize(("right", "wrong", "right_shown"), [(9, 9, 2), (0, 9, 0), (9, 0, 4), (1, 2, 1), (0, 0, 0)])
 def test_pages_show_as_many_right_as_wrong_episodes(right, wrong, right_shown):
     from pixelis.actors.report import choose

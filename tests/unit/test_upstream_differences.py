@@ -10,7 +10,7 @@ import json
 
 import pytest
 from PIL import Image
-from test_rewards import episode, group
+from scored_episodes import episode, group
 from test_voting import NOW, QUESTION, samples, voting
 
 from pixelis.config import RewardsConfig

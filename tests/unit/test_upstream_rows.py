@@ -102,7 +102,7 @@ def test_the_task_of_a_deepeyes_row_follows_its_data_source(
     episode = Trajectory(question_id=question.id, group_id="g", turns=turns, answer=answer, stop_reason=stop, dialect="deepeyes")
     server = ChatServer(json.dumps({"score": judge, "why": "."}))
     try:
-        config = {"preset": "deepeyes-repo", "judge": {"url": server.url, "model": "m", "api_key_env": "", "cache": False}}
+        config = {"preset": "deepeyes-repo", "judge": {"url": server.url, "model": "m", "api_key_env": ""}}
         settings = RewardsConfig.model_validate(config)
         (scored,) = score_group(Group(id="g", question=question, trajectories=[episode]), settings).trajectories
     finally:

@@ -1,4 +1,4 @@
-"""A worker of tests/unit/test_two_workers.py: trains every case on its share of the samples and writes its metrics."""
+"""A worker of tests/unit/policy/test_two_workers.py: trains every case on its share of the samples and writes its metrics."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
 """DeepSpeed's settings under which every parameter is divided. By default it keeps all of a tiny model's on every worker."""
 CASES = {
     "adapters, stage 0": Case(0, steps=3, long=True),
-    "adapters, stage 2": Case(2, steps=3),
+    "adapters, stage 2": Case(2, steps=2),
     "all parameters, stage 2": Case(2, full=True, long=True),
     "all parameters, stage 3": Case(3, full=True, long=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000, long=True),
     "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl", long=True),
     "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2, long=True),
     "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16", long=True),
-    "adapters, stage 1, KL": Case(1, steps=3, kl=0.5),
+    "adapters, stage 1, KL": Case(1, steps=3, kl=0.5, long=True),
     "adapters, stage 3, KL": Case(3, steps=3, kl=0.5, long=True),
     "adapters, stage 0, sequence parallel": Case(0, steps=2, kl=0.5, sequence_parallel=2),
     "adapters, stage 2, sequence parallel": Case(2, steps=2, family="qwen2_5_vl", sequence_parallel=2, long=True),
@@ -84,7 +84,7 @@ CASES = {
     ),
     "all parameters, stage 3, full KL": Case(3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000, long=True),
     "all parameters but the tower's, stage 1": Case(1, full=True, steps=2, frozen_tower=True, long=True),
-    "all parameters but the tower's, stage 3": Case(3, full=True, steps=2, frozen_tower=True),
+    "all parameters but the tower's, stage 3": Case(3, full=True, steps=2, frozen_tower=True, long=True),
     "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000, long=True),
 }
 """Every case is compared with one worker under stage 0."""
@@ -94,7 +94,7 @@ SAVED = "adapters, stage 2"
 
 def samples_of(family: str) -> list[TrainSample]:
     """Seven samples, the last one of text alone."""
-    from test_train_step import batch
+    from tiny_trainer import batch
 
     *pictures, last = batch(7, family)
     keep = last.tokens != tiny_policy.spec(family).image_token

@@ -1,4 +1,4 @@
-"""A worker of tests/unit/test_world_sizes.py: resumes the newest checkpoint, if any, trains, and saves the next one."""
+"""A worker of tests/unit/policy/test_world_sizes.py: resumes the newest checkpoint, if any, trains, and saves the next one."""
 
 from __future__ import annotations
 

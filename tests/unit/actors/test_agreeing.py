@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train_step import trainer
+from tiny_trainer import trainer
 
 from pixelis.actors.batch_sources import samples_of
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import hashlib
 import io
-import pickle
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from PIL import Image
 
 from pixelis.actors import toolbox_pool
 from pixelis.actors.toolbox import Objects, Outcome, _content_hash, error_outcome
-from pixelis.actors.toolbox_cache import ByteCache, call_key, media_key, memory_bytes
+from pixelis.actors.toolbox_cache import media_key
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.actors.toolbox_work import Opened
 from pixelis.config.load import parse
@@ -86,33 +83,6 @@ def test_errors_list_the_ids_of_their_own_episode(pool: ToolboxPool, together: b
     texts = [observation.text for observation, _ in outcomes]
     assert ["obs1" in texts[0], "obs1" in texts[1]] == [False, True]
     assert ["11111111" in texts[2], "11111111" in texts[3]] == [False, True]
-
-
-def test_memory_is_about_what_is_counted(pool: ToolboxPool):
-    """Errors and calls with long arguments used to take 20 times as much."""
-    actions = {
-        "zoom_in": {"box": [0.1, 0.1, 0.13, 0.13]},
-        "get_properties": {"box": [0.1, 0.1, 0.5, 0.5]},
-        "measure": {"point": [0.1, 0.1]},
-    }
-    for op, arguments in actions.items():
-        observation, views = execute(Action(op=op, target="img0", arguments=arguments), Scene({"img0": PICTURE}, IMAGES))
-        size = sum(view.nbytes for view in views) + len(
-            observation.model_dump_json() if observation.status == "ok" else observation.text
-        )
-        raw, cache, count = pickle.dumps((observation, views)), ByteCache(1 << 40), 100
-        gc.collect()
-        tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        for number in range(count):
-            long = Action(op="python", target="img0", arguments={"code": f"x = {number}\n" + "#" * 10_000})
-            key = call_key(OPERATIONS["python"], "thousand", long, IMAGES, {}, OPENED)
-            cache.put(key, pickle.loads(raw), memory_bytes(views, size))
-        gc.collect()
-        used = tracemalloc.get_traced_memory()[0] - before
-        tracemalloc.stop()
-        assert len(cache.values) == count
-        assert 0.5 < used / cache.bytes < 1.5, op
 
 
 def test_a_data_url_in_capitals_is_no_file():

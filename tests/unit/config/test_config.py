@@ -229,9 +229,9 @@ def test_a_recipe_is_found_from_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_file_may_extend_several(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("learner: {lr: 0.5, rows: 2}\nrewards: {weights: {format: 0.5}}")
     (tmp_path / "b.yaml").write_text("learner: {lr: 0.25}\nrewards: {preset: r1v}")
-    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nlearner: {threads: 3}")
+    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nlearner: {keep: 7}")
     chosen = config.load(tmp_path / "c.yaml")
-    assert (chosen.learner.lr, chosen.learner.rows, chosen.learner.threads) == (0.25, 2, 3)
+    assert (chosen.learner.lr, chosen.learner.rows, chosen.learner.keep) == (0.25, 2, 7)
     assert chosen.rewards == config.load(None, ["rewards.preset=r1v"]).rewards
     (tmp_path / "d.yaml").write_text("extends: [a.yaml, nowhere.yaml]")
     with pytest.raises(MissingFile, match=r"d\.yaml extends nowhere\.yaml"):

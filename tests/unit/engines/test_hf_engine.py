@@ -1,4 +1,4 @@
-"""The embedded engine: right tokens and log-probabilities, shared work, and one failure never becoming everybody's."""
+"""What the embedded engine alone does: waves, priorities, retries, memory. tests/engines/test_parity.py tests all engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from tiny_policy import FAMILIES, Maker, folder, policy, random_adapter, spec, stock, stock_log_probs
+from tiny_policy import Maker, folder, policy, random_adapter
 
 from pixelis import config
 from pixelis.dialogue.session import Completion, SamplingParams, Session
@@ -19,9 +19,7 @@ from pixelis.engines import Engine
 from pixelis.engines.decoding import KeyValues, Sampler, nucleus
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.policy.lora import merge_into
 from pixelis.policy.samples import TrainSample
-from pixelis.policy.vision import patchify
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
@@ -67,132 +65,6 @@ async def play_all(engine: HfEngine, prompts: Sequence[Prompt], sampling: Sequen
     return await asyncio.gather(*(p.play(session, s) for p, session, s in plays))
 
 
-def check_greedy(model: torch.nn.Module, sample: TrainSample) -> None:
-    """Every policy token is a best allowed one given all before it, by transformers' own forward over the whole sequence."""
-    s = spec(model.config.model_type)
-    ids = torch.from_numpy(sample.tokens)[None]
-    pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-    inputs = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
-        expected = stock_log_probs(model, sample).numpy()
-    allowed = logits.index_fill(1, torch.tensor(s.banned), float("-inf"))
-    chosen = allowed.gather(1, ids[0, 1:, None])[:, 0]
-    assert (allowed.amax(1) - chosen)[torch.from_numpy(sample.mask[1:])].max() < 1e-4  # two tokens may be equally good
-    assert np.allclose(expected, sample.log_probs[sample.mask], atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_equal_those_of_the_learner_after_an_adapter_load(family: str):
-    async def body(engine: HfEngine) -> None:
-        maker = Maker(family)
-        adapter = random_adapter(family)
-        await engine.load(3, adapter)
-        assert engine.version == 3
-        prompts = [Prompt(maker, words=2 + i) for i in range(6)]
-        settings = [SamplingParams(0.7, 1.0, 3 + 3 * (i % 3), seed=i) for i in range(6)]
-        samples = await play_all(engine, prompts, settings)
-        model = stock(family)
-        merge_into(model, {}, adapter)  # type: ignore[arg-type]
-        with torch.no_grad():
-            for sample in samples:
-                expected = stock_log_probs(model, sample, 0.7).numpy()
-                assert np.abs(expected - sample.log_probs[sample.mask]).max() < 1e-4
-        await engine.load(4, None)
-        repeated = (await play_all(engine, prompts[:1], [GREEDY]))[0]
-        check_greedy(stock(family), repeated)
-
-    with_engine(body, family)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_decoding_in_a_batch_equals_decoding_alone(family: str):
-    async def body(engine: HfEngine) -> None:
-        maker = Maker(family, seed=4)
-        prompts = [Prompt(maker, words=1 + 3 * i) for i in range(5)]
-        settings = [SamplingParams(0.0, 1.0, 2 + i) for i in range(5)]
-        together, model = await play_all(engine, prompts, settings), stock(family)
-        for prompt, setting, sample in zip(prompts, settings, together, strict=True):
-            alone = (await play_all(engine, [prompt], [setting]))[0]
-            assert alone.tokens.tolist() == sample.tokens.tolist()
-            assert np.allclose(alone.log_probs, sample.log_probs, atol=1e-4)
-            check_greedy(model, sample)
-
-    with_engine(body, family)
-
-
-def test_a_seed_repeats_itself_and_samples_of_one_prompt_differ():
-    async def body(engine: HfEngine) -> None:
-        prompt = Prompt(Maker())
-
-        async def four(key: str | None, seed: int) -> list[list[int]]:
-            sessions = [await engine.open(key) for _ in range(4)]
-            setting = SamplingParams(1.0, 1.0, 8, seed)
-            samples = await asyncio.gather(*(prompt.play(s, setting) for s in sessions))
-            return [s.tokens.tolist() for s in samples]
-
-        first = await four("group", 1)
-        assert len({tuple(t) for t in first}) == 4  # equal seeds, but four samples of one prompt
-        assert first == await four("group", 1)
-        assert first != await four("group", 2)
-        strangers = await four(None, 1)
-        assert all(s == strangers[0] == first[0] for s in strangers)
-
-    with_engine(body)
-
-
-def test_one_seed_gives_every_prompt_its_own_numbers():
-    async def body(engine: HfEngine) -> None:
-        with torch.no_grad():
-            engine.model.model.language_model.norm.weight.zero_()  # all tokens equally likely: only the random number decides
-        maker = Maker()
-        prompts = [Prompt(maker) for _ in range(8)]
-        first = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
-        said = [tuple(s.tokens[s.mask]) for s in first]
-        assert len(set(said)) == 8
-        assert len({s[0] for s in said}) > 4
-        repeated = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
-        assert [tuple(s.tokens[s.mask]) for s in repeated] == said
-        await engine.load(1, None)
-        later = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
-        assert all(tuple(s.tokens[s.mask]) != t for s, t in zip(later, said, strict=True))
-
-    with_engine(body)
-
-
-def test_sampling_follows_the_distribution_and_its_log_probs():
-    async def body(engine: HfEngine) -> None:
-        engine.model.lm_head.weight.mul_(40)  # a few likely tokens instead of hundreds
-        prompt = Prompt(Maker())
-        sessions = [await engine.open("g") for _ in range(400)]
-        plays = [s.generate(prompt.first, [prompt.view], SamplingParams(1.0, 1.0, 1)) for s in sessions]
-        drawn = await asyncio.gather(*plays)
-        seen: dict[int, list[float]] = {}
-        for completion in drawn:
-            seen.setdefault(completion.tokens[0], []).append(completion.log_probs[0])
-        for values in seen.values():
-            p = float(np.exp(values[0]))
-            assert max(values) - min(values) < 1e-4
-            assert abs(len(values) / 400 - p) < 4 * np.sqrt(p * (1 - p) / 400) + 1e-3
-
-    with_engine(body)
-
-
-def test_banned_ids_are_never_sampled_however_likely():
-    async def body(engine: HfEngine) -> None:
-        s = engine.spec
-        with torch.no_grad():
-            engine.model.lm_head.weight[list(s.banned)] *= 1000
-        prompts = [Prompt(Maker()) for _ in range(8)]
-        for setting in (SamplingParams(1.5, 1.0, 12), SamplingParams(1.0, 0.9, 12), SamplingParams(0.0, 1.0, 12)):
-            for sample in await play_all(engine, prompts, [dataclasses.replace(setting, seed=i) for i in range(8)]):
-                assert not np.isin(sample.tokens[sample.mask], s.banned).any()
-                assert np.isfinite(sample.log_probs).all()
-
-    with_engine(body)
-
-
 def test_nucleus_keeps_the_smallest_sufficient_set():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5], [0.25, 0.25, 0.25, 0.25]]))
     kept = nucleus(logits, torch.tensor([0.7, 0.81, 1.0])).isfinite().tolist()
@@ -211,63 +83,6 @@ def test_a_row_at_the_lowest_settings_samples_the_best_token_and_disturbs_no_oth
         assert probabilities.isfinite().all()
         expected, _ = alone(logits[2:], torch.arange(1), step)
         assert chosen[2] == expected[0]
-
-
-def test_a_completion_ends_with_the_stop_token_or_at_the_limit():
-    async def body(engine: HfEngine) -> None:
-        prompts = [Prompt(Maker(seed=9), words=i + 1) for i in range(6)]
-        samples = []
-        engine._decoder.banned[engine.spec.stop] = float("-inf")
-        for prompt in prompts:
-            session = await engine.open()
-            samples.append(await session.generate(prompt.first, [prompt.view], SamplingParams(1.0, 1.0, 5)))
-            session.close()
-        assert {c.finish for c in samples} == {"length"}
-        assert all(len(c.tokens) == len(c.log_probs) == 5 for c in samples)
-        with torch.no_grad():
-            engine.model.lm_head.weight[engine.spec.stop] = 0
-            hidden = engine.model.model.language_model.norm.weight
-            hidden.zero_()  # all logits equal: the first id that is not banned would win
-            engine._decoder.banned[:] = float("-inf")
-            engine._decoder.banned[engine.spec.stop] = 0
-        session = await engine.open()
-        done = await session.generate(prompts[0].first, [prompts[0].view], SamplingParams(1.0, 1.0, 5))
-        assert (done.tokens, done.finish) == ([engine.spec.stop], "stop")
-
-    with_engine(body)
-
-
-def test_a_shared_prompt_is_read_once_and_an_image_seen_once():
-    async def body(engine: HfEngine) -> None:
-        prompt = Prompt(Maker())
-        sessions = [await engine.open("g") for _ in range(16)]
-        await asyncio.gather(*(prompt.play(s, SamplingParams(1.0, 1.0, 4)) for s in sessions))
-        decoder = engine._decoder
-        assert engine.waves == 2
-        assert decoder.features.misses == 2
-        assert decoder.tokens_read == len(prompt.first) + 16 * (1 + len(prompt.then))
-        # Nothing that was read, or written and read, is read again in the second turn.
-        assert decoder.tokens_reused >= 0.9 * 16 * len(prompt.first)
-
-    with_engine(body)
-
-
-def test_a_key_that_lies_mixes_no_prompts():
-    async def body(engine: HfEngine) -> None:
-        maker = Maker()
-        a, b = Prompt(maker), Prompt(maker)
-        other_picture = Prompt(maker)
-        other_picture.first, other_picture.then = a.first, a.then
-        sessions = [await engine.open("same") for _ in range(3)]
-        plays = zip((a, b, other_picture), sessions, strict=True)
-        result = await asyncio.gather(*(p.play(s, GREEDY, turns=1) for p, s in plays))
-        for prompt, sample in zip((a, b, other_picture), result, strict=True):
-            session = await engine.open()
-            alone = await prompt.play(session, GREEDY, turns=1)
-            assert alone.tokens.tolist() == sample.tokens.tolist()
-            assert np.allclose(alone.log_probs, sample.log_probs, atol=1e-4)
-
-    with_engine(body)
 
 
 def test_sessions_of_different_waves_go_on_together():
@@ -337,28 +152,6 @@ def test_an_idle_session_delays_the_others_by_the_linger_only():
     with_engine(body)
 
 
-def test_cancelling_one_session_leaves_the_others_alone():
-    async def body(engine: HfEngine) -> None:
-        maker = Maker()
-        prompts = [Prompt(maker) for _ in range(4)]
-        expected = await play_all(engine, prompts, [GREEDY] * 4)
-        sessions = [await engine.open() for _ in range(4)]
-        tasks = [asyncio.create_task(p.play(s, GREEDY)) for p, s in zip(prompts, sessions, strict=True)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()  # still in the queue
-        while engine._wave is None:
-            await asyncio.sleep(0)
-        tasks[1].cancel()  # in the worker's hands
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(d, asyncio.CancelledError) for d in done[:2])
-        for actual, want in zip(done[2:], expected[2:], strict=True):
-            assert isinstance(actual, TrainSample)
-            assert actual.tokens.tolist() == want.tokens.tolist()
-        assert (await engine.health())["sessions"] == 0
-
-    with_engine(body)
-
-
 def test_a_turn_that_was_cancelled_in_the_queue_is_never_decoded():
     async def body(engine: HfEngine) -> None:
         prompt = Prompt(Maker())
@@ -372,32 +165,6 @@ def test_a_turn_that_was_cancelled_in_the_queue_is_never_decoded():
         assert (health["pending"], health["sessions"]) == (0, 1)
         await asyncio.sleep(0.3)
         assert engine.waves == 0
-
-    with_engine(body)
-
-
-def test_a_bad_request_fails_alone():
-    async def body(engine: HfEngine) -> None:
-        maker = Maker()
-        good, bad = Prompt(maker), Prompt(maker)
-        one, two, three = [await engine.open() for _ in range(3)]
-        done = await asyncio.gather(
-            good.play(one, GREEDY),
-            two.generate(bad.first, [], GREEDY),  # image tokens without an image
-            three.generate(bad.first, [maker.view(30, 30)], GREEDY),
-            return_exceptions=True,
-        )
-        assert isinstance(done[0], TrainSample)
-        assert [type(d) for d in done[1:]] == [BadInput, BadInput]
-        # The session is as it was: a corrected request goes through.
-        assert await two.generate(bad.first, [bad.view], GREEDY)
-        for tokens, views in (([], []), ([-1], []), ([engine.spec.vocab], []), ([7], [np.zeros((16, 16), np.uint8)])):
-            with pytest.raises(BadInput):
-                await two.generate(tokens, views, GREEDY)
-        two.close()
-        two.close()
-        with pytest.raises(InfraFailure, match="closed"):
-            await two.generate([7], [], GREEDY)
 
     with_engine(body)
 
@@ -455,39 +222,6 @@ def test_tokens_are_told_as_they_are_generated_and_once_each(monkeypatch: pytest
         assert heard[3] == []
         for session in sessions:
             session.close()
-
-    with_engine(body)
-
-
-def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load():
-    async def body(engine: HfEngine) -> None:
-        prompt = Prompt(Maker())
-        session = await engine.open()
-        before = await session.generate(prompt.first, [prompt.view], GREEDY)
-        load = asyncio.create_task(engine.load(5, random_adapter(size=0.5)))
-        await asyncio.sleep(0.05)
-        late = asyncio.create_task(engine.open())
-        await asyncio.sleep(0.05)
-        assert not load.done()
-        assert not late.done()
-        assert (await engine.health())["loading"] is True
-        await session.generate(prompt.then, [prompt.crop], GREEDY)  # a running episode ends with the weights it began with
-        assert engine.version == 0
-        session.close()
-        await load
-        after = await (await late).generate(prompt.first, [prompt.view], GREEDY)
-        assert engine.version == 5
-        assert after.log_probs != before.log_probs
-        (await late).close()
-        for bad in (
-            dataclasses.replace(random_adapter(), base_sha256="0" * 64),
-            dataclasses.replace(random_adapter(), tensors={n: a * np.nan for n, a in random_adapter().tensors.items()}),
-        ):
-            with pytest.raises(BadInput):
-                await engine.load(6, bad)
-        assert engine.version == 5
-        unchanged = await (await engine.open()).generate(prompt.first, [prompt.view], GREEDY)
-        assert unchanged == after
 
     with_engine(body)
 

@@ -62,11 +62,6 @@ def test_built_in_thresholds_and_their_cooldowns(metric, good, bad, severity, co
     assert len(alerter.check({metric: bad}, now=1 + cooldown)) == 1
 
 
-def test_extra_thresholds_add_to_the_built_in_ones():
-    alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="refused", over=5)]), environment={})
-    assert {a.metric for a in alerter.check({"refused": 6, "mean_kl": 0.3}, now=0)} == {"refused", "mean_kl"}
-
-
 def test_a_cooldown_applies_to_one_component_and_metric():
     alerter = Alerter(AlertsConfig(), environment={})
     assert len(alerter.check({"mean_kl": 1.0}, now=0, component="learner")) == 1

@@ -349,15 +349,6 @@ def test_a_full_disk_appends_nothing_and_the_chain_goes_on(tmp_path, monkeypatch
     assert audit.verify(tmp_path).ok
 
 
-def test_recent_events_survive_reopening(tmp_path):
-    log_of(tmp_path, 20, SMALL)
-    with audit.AuditLog(tmp_path, SMALL) as log:
-        log.write("stop", "service", "stop")
-        newest, *others = log.recent(3)
-        assert newest.event == "stop"
-        assert len(others) == 2
-
-
 def test_search_by_time_actor_event_and_result(tmp_path):
     with audit.AuditLog(tmp_path, HUGE) as log:
         a = log.write("pause", "alice", "pause")

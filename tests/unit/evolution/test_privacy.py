@@ -21,7 +21,6 @@ from pixelis.evolution.privacy import (
     is_redacted,
     pseudonym,
     redact,
-    redact_data,
     redact_record,
     risk,
 )
@@ -228,13 +227,6 @@ def test_decimals_coordinates_and_json_are_never_changed(numbers):
         assert redact(text) == text
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.times(), st.dates())
-def test_times_and_dates_are_never_changed(clock, day):
-    for text in (clock.isoformat(), day.isoformat(), day.strftime("%d/%m/%Y"), f"{day.isoformat()} {clock.isoformat()}"):
-        assert redact(text) == text
-
-
 PIECES = st.sampled_from(
     [value for values in (*PERSONAL.values(), *IN_CONTEXT.values(), *LABELLED.values()) for value in values]
     + [*NUMBERS, "[EMAIL_", "[EMAIL_123456]", "_000000]", "@", "+", "-", "]", "[", " ", "\n", "phone ", "password: "]
@@ -256,12 +248,6 @@ def test_a_cut_text_ends_with_no_split_mark(before, piece, filler, after):
     cleaned = redact(text)
     assert len(cleaned) <= MAX_CHARS
     assert redact(cleaned) == cleaned
-
-
-def test_a_value_at_the_cut_is_redacted_whole():
-    cleaned = redact("x" * (MAX_CHARS - 10) + " john.doe@example.com")
-    assert "john" not in cleaned
-    assert "[EMAIL" not in redact("x" * (MAX_CHARS - 10) + " john.doe@example.com")[:MAX_CHARS] or cleaned.endswith("]")
 
 
 @pytest.mark.parametrize(
@@ -453,20 +439,3 @@ def test_an_experience_without_personal_data_keeps_its_tokens():
     assert [turn.tokens for turn in cleaned.trajectory.turns] == [turn.tokens for turn in plain.trajectory.turns]
     assert cleaned.trajectory.token_ids() == plain.trajectory.token_ids()
     assert cleaned.verdict == plain.verdict
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-        max_leaves=12,
-    )
-)
-def test_structured_numbers_are_untouched(value):
-    assert redact_data(value) == value
-
-
-def test_a_mark_is_no_answer():
-    assert is_redacted(redact("a@b.org"))
-    assert not is_redacted("a@b.org")
-    assert not is_redacted("[EMAIL]")

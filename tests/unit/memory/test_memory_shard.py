@@ -254,17 +254,6 @@ def test_old_experiences_are_pruned_and_noted(tmp_path: Path) -> None:
     shard.close()
 
 
-def test_a_page_of_experiences_is_newest_first(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
-    shard.add([Entry(made(i, user="a" if i % 3 == 0 else None)) for i in (3, 1, 4, 0, 2)])
-    first = shard.list(2)
-    assert [e.id for e in first] == ["e4", "e3"]
-    assert [e.id for e in shard.list(2, after=(first[-1].created_at, first[-1].id))] == ["e2", "e1"]
-    assert [e.id for e in shard.list(9, user="a")] == ["e3", "e0"]
-    assert shard.list(0) == []
-    shard.close()
-
-
 def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path) -> None:
     shard = Shard(tmp_path, MemoryConfig())
     texts = ["Which digit is in the red frame?", "How many cards are RED?", "Which card is predicted?"]

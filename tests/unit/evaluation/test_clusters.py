@@ -1,0 +1,205 @@
+"""Clusters of an evaluation's questions: which are wrong more often than the others, and how the table and the page show them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pixelis.actors.evaluation_report import choose_wrong
+from pixelis.config import parse
+from pixelis.datasets import cards
+from pixelis.errors import BadInput
+from pixelis.evaluation import table
+from pixelis.evaluation.clusters import EXAMPLES, balanced_vectors, cluster_vectors, error_clusters, is_notable
+from pixelis.evaluation.metrics import summarise
+from pixelis.evaluation.samples import breakdown
+from pixelis.jobs.dry_run import check_inputs
+from pixelis.jobs.evaluate import inputs
+from pixelis.records import Group, ImageView, Question, StopReason, Trajectory
+from pixelis.telemetry.html.episode import EpisodePage
+from pixelis.telemetry.html.report import render_report
+
+COLOURS = ("red", "green", "blue")
+
+
+def group(number: int, text: str, *accuracies: float) -> Group:
+    """A question with an episode of each accuracy."""
+    id = f"q{number}"
+    question = Question(id=id, question=text, answers=["7"])
+    trajectories = [
+        Trajectory(
+            question_id=id,
+            group_id=id,
+            images=[ImageView(id="img0")],
+            answer=f"answer {number}",
+            stop_reason=StopReason.ANSWER,
+            rewards={"accuracy": accuracy},
+        )
+        for accuracy in accuracies
+    ]
+    return Group(id=id, question=question, trajectories=trajectories)
+
+
+def three_kinds(wrong: tuple[int, int, int], each: int = 20) -> tuple[list[Group], np.ndarray]:
+    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes, mixed in order."""
+    rng, pairs = np.random.default_rng(0), []
+    for kind, (colour, errors) in enumerate(zip(COLOURS, wrong, strict=True)):
+        for i in range(each):
+            vector = np.eye(3)[kind] + rng.normal(0, 0.02 * (1 + i), 3)
+            pairs.append((group(kind * each + i, f"Which digit is on the {colour} card?", float(i >= errors)), vector))
+    order = rng.permutation(len(pairs))
+    return [pairs[i][0] for i in order], np.stack([pairs[i][1] for i in order]).astype(np.float32)
+
+
+def test_the_kind_of_question_that_is_wrong_comes_first():
+    groups, vectors = three_kinds((2, 14, 1))
+    clusters = error_clusters(groups, vectors, 3)
+    first, *others = clusters
+    assert set(first["ids"]) == {f"q{i}" for i in range(20, 40)}
+    assert (first["questions"], first["wrong"], first["error_rate"]) == (20, 14, 0.7)
+    assert first["ci95"][0] < 0.7 < first["ci95"][1]
+    assert first["rest_error_rate"] == pytest.approx(3 / 40)
+    assert first["difference"] == pytest.approx(0.7 - 3 / 40)
+    assert first["words"] == [{"word": "green", "share": 1.0, "rest": 0.0}]
+    assert first["p"] < first["p_holm"] == pytest.approx(3 * first["p"]), "the smallest of three p values"
+    assert [is_notable(cluster) for cluster in clusters] == [True, False, False], "the others are wrong less often"
+    assert others[0]["p_holm"] == pytest.approx(max(2 * min(c["p"] for c in others), max(c["p"] for c in others)))
+
+
+def test_examples_are_the_wrong_answers_nearest_to_the_centre():
+    groups, vectors = three_kinds((0, 14, 0))
+    (first, *others) = error_clusters(groups, vectors, 3)
+    by_id = {g.question.id: (g, v) for g, v in zip(groups, vectors, strict=True)}
+    centre = np.mean([by_id[id][1] for id in first["ids"]], axis=0)
+    distances = [float(np.linalg.norm(by_id[id][1] - centre)) for id in first["ids"]]
+    assert distances == sorted(distances)
+    wrong = [id for id in first["ids"] if by_id[id][0].trajectories[0].rewards["accuracy"] == 0]
+    assert first["examples"] == wrong[:EXAMPLES]
+    assert [cluster["examples"] for cluster in others] == [[], []]
+
+
+def test_errors_spread_evenly_make_no_cluster_notable():
+    groups, vectors = three_kinds((6, 7, 6))
+    clusters = error_clusters(groups, vectors, 3)
+    assert not any(map(is_notable, clusters))
+    summary = {"name": "x", **summarise(groups), **breakdown(groups), "clusters": clusters}
+    assert "clusters         none of 3 is wrong more often than the others (p > .05, Holm)" in "\n".join(table.lines(summary))
+
+
+@given(n=st.integers(2, 12), seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e3]), share=st.floats(0.05, 0.95))
+def test_pictures_and_texts_have_their_shares_of_the_variance_whatever_their_scale(n, seed, scale, share):
+    rng = np.random.default_rng(seed)
+    visual, text = 5 + scale * rng.normal(size=(n, 3)), rng.normal(size=(n, 4))
+    vectors = balanced_vectors(list(zip(visual, text, strict=True)), (share, 1 - share))
+    variances = vectors.var(0)
+    assert variances.sum() == pytest.approx(1)
+    assert variances[:-4].sum() == pytest.approx(share)
+
+
+def test_parts_that_are_missing_or_the_same_separate_nothing():
+    same, a, b = np.full(3, 0.1, np.float32), np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    vectors = balanced_vectors([(a, same), (b, same), (None, same)], (0.7, 0.3))
+    assert not vectors[2].any(), "in the middle"
+    assert vectors[0] == pytest.approx(-vectors[1])
+    only_text = balanced_vectors([(None, a), (None, b), (None, a)], (0.7, 0.3))
+    assert only_text[0] == pytest.approx(only_text[2])
+    assert only_text.var(0).sum() == pytest.approx(0.3)
+    assert not balanced_vectors([(None, same)] * 4, (0.7, 0.3)).any()
+
+
+@given(
+    errors=st.lists(st.booleans(), min_size=6, max_size=30),
+    clusters=st.integers(2, 3),
+    seed=st.integers(0, 3),
+    distinct=st.integers(1, 5),
+)
+def test_every_question_is_in_one_cluster_and_counts_agree(errors, clusters, seed, distinct):
+    groups = [group(i, f"Question {i % 3}", float(not wrong)) for i, wrong in enumerate(errors)]
+    vectors = np.random.default_rng(seed).normal(size=(distinct, 4)).astype(np.float32)[np.arange(len(errors)) % distinct]
+    rows = error_clusters(groups, vectors, clusters, seed)
+    assert sorted(id for row in rows for id in row["ids"]) == sorted(g.question.id for g in groups)
+    assert len(rows) == min(clusters, distinct)
+    assert sum(row["wrong"] for row in rows) == sum(errors)
+    assert [row["difference"] for row in rows] == sorted((row["difference"] for row in rows), reverse=True)
+    for row in rows:
+        assert row["questions"] == len(row["ids"])
+        assert len(row["examples"]) == min(row["wrong"], EXAMPLES)
+        assert row["ci95"][0] <= row["error_rate"] <= row["ci95"][1]
+        assert row["p"] <= row["p_holm"] <= 1
+        if len(rows) > 1:
+            assert row["rest_error_rate"] == (sum(errors) - row["wrong"]) / (len(errors) - row["questions"])
+    assert rows == error_clusters(groups, vectors, clusters, seed), "the same seed gives the same clusters"
+
+
+def test_the_table_and_the_page_show_the_clusters_with_pictures():
+    groups, vectors = three_kinds((2, 14, 1))
+    clusters = error_clusters(groups, vectors, 3)
+    summary = {"name": "cards", **summarise(groups), **breakdown(groups), "clusters": clusters}
+    text = "\n".join(table.lines(summary))
+    assert "cluster 1        wrong 0.700 [0.481, 0.855] of 20, others 0.075, p " in text
+    assert "cluster 2" not in text
+    picture = np.full((48, 64, 3), 200, np.uint8)
+    examples = [
+        [EpisodePage(g.question, g.trajectories[0], {"img0": picture}, title="misread") for _, g, _ in of_cluster]
+        for of_cluster in choose_wrong(clusters, groups, [None] * len(groups))
+    ]
+    page = render_report({"arms": [summary]}, [], [], examples={"cards": examples})
+    section = page[page.index("Where <bdi>cards</bdi> is wrong") : page.index("Source of the numbers")]
+    assert section.count("data:image/") == sum(len(c["examples"]) for c in clusters) == 7
+    assert "Cluster 1: 14 of 20 wrong, 70.0 %" in section
+    assert "+62.5 points against all other questions" in section
+    assert "“<bdi>green</bdi>” <small>100.0 % against 0.0 %</small>" in section
+    for cluster in clusters:
+        for id in cluster["examples"]:
+            assert f"answer {id[1:]}</bdi>" in section
+    assert "Where <bdi>" not in render_report({"arms": [{**summary, "clusters": []}]}, [], [])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"clusters": 1}, "set 2 or more"),
+        ({"clusters": 8, "questions": 15}, "set questions=16 or more"),
+        ({"clusters": 8, "api": {"url": "http://localhost:1/v1"}}, "evaluate a policy"),
+        ({"clusters": 8, "answers": "pred.json"}, "evaluate a policy"),
+    ],
+)
+def test_a_configuration_without_vectors_or_questions_is_refused(keys, message):
+    with pytest.raises((BadInput, ValidationError), match=message):
+        parse({"evaluate": keys})
+
+
+def test_too_few_questions_are_refused_before_and_by_a_dry_run(tmp_path, capsys):
+    with pytest.raises(BadInput, match=r"too few for evaluate\.clusters=3") as caught:
+        error_clusters(three_kinds((0, 0, 0))[0][:5], np.eye(5, dtype=np.float32), 3)
+    assert "lower evaluate.clusters to 2" in caught.value.fix
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"id": "q{i}", "question": "What?", "answers": ["a"]}}\n' for i in range(7)))
+    keys = {"data": {"evaluate": str(rows)}, "policy": {"model": "nano"}}
+    check_inputs(inputs(parse({**keys, "evaluate": {"clusters": 3}})))
+    with pytest.raises(BadInput, match=r"has 7 questions, too few for evaluate\.clusters=4"):
+        check_inputs(inputs(parse({**keys, "evaluate": {"clusters": 4}})))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_clusters_tell_photographs_apart_and_the_vectors_of_the_memory_do_not():
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    from pixelis.config import PolicyConfig
+    from pixelis.operations.pixel_budget import fit
+    from pixelis.policy.embed import image_vector, mean_feature, question_vectors
+    from pixelis.policy.model import load_model
+
+    model, _, spec = load_model(PolicyConfig(model="nano"), "cpu")
+    uris = [cards.picture_uri("test", 7, index) for index in range(100)]
+    photographs = [cards.world("test").cut(cards.describe(uri))[0] for uri in uris]
+    views = [[fit(cards.render(uri), cards.VIEW_BUDGET, spec.multiple)] for uri in uris]
+    agreement = {}
+    for pool in (mean_feature, image_vector):
+        vectors = balanced_vectors(question_vectors(model, spec, [[]] * len(uris), views, pool), (1.0, 0.0))
+        agreement[pool] = adjusted_mutual_info_score(photographs, cluster_vectors(vectors, 5)[0])
+    assert agreement[mean_feature] > 0.4 > 0.1 > agreement[image_vector]

@@ -1,0 +1,294 @@
+"""The estimate of a dry run against the public models' sizes, and against real models where they fit in a test."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from command_line import job_of, pixelis
+from public_models import PUBLIC, save_configs
+from tiny_policy import LORA, Maker, folder, policy
+
+from pixelis import config
+from pixelis.errors import BadConfig
+from pixelis.jobs import plan, rft, sft
+from pixelis.policy import architecture, estimate
+from pixelis.policy.adapters import adapter_bytes
+from pixelis.policy.forward import use_packed_attention
+from pixelis.policy.model import load_model
+from pixelis.policy.packing import segment
+from pixelis.policy.train_step import Trainer
+
+JOBS = {"cluster": "rft", "quickstart": "rft", **{name: name for name in ("rft", "sft", "ttrl", "serve", "evaluate")}}
+"""Job of a recipe by the beginning of its name."""
+FOLDERS = ("nano", "first_run", *PUBLIC)
+RECIPES = [p for name in FOLDERS for p in sorted(Path("configs", name).glob("*.yaml")) if p.stem.split("_")[0] in JOBS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _architectures_are_built_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "Architecture", functools.cache(architecture.Architecture))
+        yield
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Name -> a folder that holds nothing but the config.json of its public model."""
+    return save_configs(tmp_path_factory.mktemp("public"))
+
+
+def recipe(path: str, public: dict[str, str], *more: str) -> config.Config:
+    model = public.get(Path(path).parent.name)
+    return config.load(f"configs/{path}", [*([f"policy.model={model}"] if model else []), *more])
+
+
+def test_the_public_models_have_their_parameters_and_layers(public: dict[str, str]) -> None:
+    architectures = {family: architecture.Architecture(name) for family, name in public.items()}
+    assert {family: (a.parameters, a.vision_parameters) for family, a in architectures.items()} == {
+        "qwen2_5_vl_3b": (3_754_622_976, 668_684_288),
+        "qwen2_5_vl_7b": (8_292_166_656, 676_550_144),
+        "qwen2_5_vl_32b": (33_452_718_336, 688_841_984),
+        "qwen3_vl_8b": (8_767_123_696, 576_388_336),
+    }
+    targets = config.LoraConfig().targets
+    assert {family: len(a.shapes(targets)) for family, a in architectures.items()} == {
+        "qwen2_5_vl_3b": 36 * 7,
+        "qwen2_5_vl_7b": 28 * 7,
+        "qwen2_5_vl_32b": 64 * 7,
+        "qwen3_vl_8b": 36 * 7,
+    }
+    assert all(p.device.type == "meta" for a in architectures.values() for p in a.model.parameters())
+    # 2 * layers * kv heads * head width * 2 bytes
+    assert {family: a.kv_token_bytes for family, a in architectures.items()} == {
+        "qwen2_5_vl_3b": 36864,
+        "qwen2_5_vl_7b": 57344,
+        "qwen2_5_vl_32b": 262144,
+        "qwen3_vl_8b": 147456,
+    }
+    with pytest.raises(BadConfig, match="tied to its embedding"):
+        architectures["qwen2_5_vl_3b"].shapes([*targets, "lm_head"])
+    assert len(architectures["qwen2_5_vl_7b"].shapes([*targets, "lm_head"])) == 28 * 7 + 1
+    with pytest.raises(BadConfig, match="did you mean q_proj"):
+        architectures["qwen3_vl_8b"].shapes(["q_porj"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(("full", "frozen"), [(False, False), (True, False), (True, True)])
+def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, frozen: bool) -> None:
+    settings = policy(family, full=full, freeze_vision_tower=frozen)
+    trainer = Trainer(settings, config.LearnerConfig(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
+    maker = Maker(family)
+    trainer.update([maker.sample(), maker.sample()])
+    device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
+    trainable = set(map(id, trainer.model.zero.parameters.values()))
+    sizes = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.network.parameters()]
+    adapters = 0 if full else sum(size for size, is_trainable in sizes if is_trainable)
+    weights = sum(size for size, _ in sizes) - adapters
+    moments = sum(a.nbytes for name, a in trainer.model.zero.moments().items() if name != "step")
+    copies = sum(p.numel() * 4 for p in trainer.model.zero.engine.optimizer.single_partition_of_fp32_groups)
+    trainer.close()
+    assert (device["weights"], device.get("adapters", 0)) == (weights, adapters)
+    assert device["optimizer"] == moments + copies
+    assert host == {}
+    if not full:
+        shapes = architecture.Architecture(settings.model).shapes(LORA.targets)
+        assert adapters == adapter_bytes(shapes, LORA.rank)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_the_activations_of_a_layer_are_those_that_it_saves(family: str) -> None:
+    real = load_model(policy(family, dtype="bfloat16"), "cpu")[0]
+    use_packed_attention(real)
+    inner, tokens = real.model.language_model, 256
+    hidden = torch.randn(1, tokens, inner.config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    rotary = inner.rotary_emb(hidden, torch.arange(tokens).expand(3, 1, -1))
+    layer = inner.layers[0].train()
+    parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(hidden, position_embeddings=rotary, attention_mask=None, segments=segment([tokens // 2] * 2))
+    estimated = architecture.Architecture(str(folder(family))).layer_bytes(tokens)
+    assert estimated == pytest.approx(sum(storage.nbytes() for storage in saved.values()), rel=0.2)
+
+
+def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, str]) -> None:
+    arch = architecture.Architecture(public["qwen3_vl_8b"])
+    full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
+
+    def memory(stage: int, file: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
+        learner = config.LearnerConfig(workers=4, gpus=1, zero_stage=stage, row_tokens=16384, rows=1)
+        return estimate.learner_memory(arch, full, learner.model_copy(update={"deepspeed": file}))
+
+    (one, _), (two, _), (three, _) = memory(1), memory(2), memory(3)
+    p = arch.parameters
+    assert (one["weights"], one["gradients"], one["optimizer"]) == (2 * p, 2 * p, 12 * p // 4)
+    assert (two["weights"], two["gradients"], two["optimizer"]) == (2 * p, p // 2, 12 * p // 4)
+    assert three["weights"] == p // 2
+    with_reference, _ = estimate.learner_memory(arch, full, config.LearnerConfig(workers=4, gpus=1, zero_stage=3), True)
+    assert with_reference["reference"] == p  # two parts of a quarter of the weights, two bytes each
+    less, host = memory(2, "configs/deepspeed/zero2_offload.json")
+    assert "optimizer" not in less
+    assert host["optimizer"] == 4 * p
+    less, host = memory(3, "configs/deepspeed/zero3_offload.json")
+    assert "weights" not in less
+    assert host["weights"] == p // 2
+
+
+def test_the_gradient_is_copied_twice_for_the_optimizer(public: dict[str, str]) -> None:
+    """An H200 measured 83.31 GiB for 4.066 B parameters: 22 bytes each."""
+    arch = architecture.Architecture(public["qwen2_5_vl_3b"])
+    learner = config.LearnerConfig(gpus=1, row_tokens=2048, rows=1)
+    full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
+    device, _ = estimate.learner_memory(arch, full, learner)
+    assert sum(device.values()) == (14 + 2 + 6) * arch.parameters
+    adapters, _ = estimate.learner_memory(arch, full.model_copy(update={"full": False}), learner)
+    assert "optimizer step" not in adapters
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero2_offload", "zero3", "zero3_offload"])
+def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    section = json.loads(Path(f"configs/deepspeed/{name}.json").read_text())["zero_optimization"]
+    parsed = DeepSpeedZeroConfig(**section)
+    assert parsed.stage == int(name[4])
+    assert (parsed.offload_optimizer is not None) == name.endswith("offload")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rft.minibatches=200"], "rft.minibatches 200 is above the 128 rollouts"),
+        (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
+        (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
+        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
+        (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
+        (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
+        (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
+        (["dialogue.frames=40"], "a clip's first look (16080 tokens)"),
+        (["dialogue.max_context=200000", "learner.row_tokens=200000"], "above the 128000 positions of policy.model"),
+        (
+            ["dialogue.crop.min_pixels=10", "dialogue.crop.max_pixels=700"],
+            "crop.max_pixels 700 holds no tile of 28 x 28",
+        ),
+        (["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"], "does not fit"),
+        (["engine.gpu_memory_utilization=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
+        (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),
+    ],
+)
+def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], message: str) -> None:
+    try:
+        c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
+        errors = [f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"]
+    except BadConfig as error:
+        errors = [error.message]
+    assert any(message in text for text in errors), errors
+
+
+def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
+    """Full parameters in bfloat16 are at least at stage 1, whatever learner.zero_stage says."""
+
+    def errors(file: dict[str, object], *more: str) -> list[str]:
+        (tmp_path / "ds.json").write_text(json.dumps(file))
+        c = config.load(None, ["policy.full=true", "learner.gpus=1", f"learner.deepspeed={tmp_path}/ds.json", *more])
+        return [f.text for f in estimate.check(c, "sft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "deepspeed"]
+
+    assert errors({"gradient_clipping": 0.5}, "learner.zero_stage=0") == []
+    assert errors({"zero_optimization": {"stage": 1}}, "learner.zero_stage=0") == []
+    (wrong,) = errors({"zero_optimization": {"stage": 2}}, "learner.zero_stage=0")
+    assert wrong == "learner.zero_stage is 0, in bfloat16 1, but learner.deepspeed ds.json: 2"
+
+
+def test_a_dry_run_reads_the_file_whose_path_has_marks_of_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "set #1: c+d" / "train.jsonl"
+    file.parent.mkdir()
+    rows = [{"id": f"q{i}", "question": f"What is {i} + 1?", "answers": [str(i + 1)]} for i in range(8)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"policy.model={folder('qwen2_5_vl')}", "policy.lora.rank=16", "dialogue.max_context=4096", f"data.train={file}"]
+    code, out, err = pixelis(capsys, monkeypatch, "rft", "configs/first_run/rft.yaml", *words, "--dry-run")
+    assert (code, yaml.safe_load(out)["data"]["train"]) == (0, str(file)), err
+    assert f"ok     data.train={file}\n" in err
+
+
+def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
+    def adapters(*more: str) -> estimate.Finding:
+        findings = estimate.check(recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES)
+        return next(f for f in findings if f.subject == "adapters")
+
+    assert (adapters().level, "as rank 64" in adapters().text) == ("ok", True)
+    rounded = adapters("policy.lora.rank=48")
+    assert (rounded.level, "policy.lora.rank 64 would cost vLLM the same" in rounded.text) == ("note", True)
+    assert "merged into vLLM's weights as lm_head" in adapters("policy.lora.targets=[q_proj,lm_head]").text
+    assert "merged into vLLM's weights as the vision tower" in adapters("policy.lora.vision_tower=true").text
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=str)
+def test_every_recipe_fits_its_machines(public: dict[str, str], path: Path) -> None:
+    job = JOBS[path.stem.split("_")[0]]
+    c = recipe(str(path.relative_to("configs")), public)
+    estimated = estimate.check(c, "rft" if job == "ttrl" else job)  # type: ignore[arg-type]
+    findings = [*estimated, *plan.check(c, job_of(job).needs(c))]
+    table = estimate.table(findings)
+    assert [f.text for f in findings if f.level == "error"] == []
+    assert [f for f in findings if f.subject in ("learner", "placement") and f.level != "ok"] == [], table
+    assert path.parent.name == "first_run" or not any("no model in" in f.text for f in findings)
+
+
+def test_a_colocated_learner_must_leave_vllm_its_share(public: dict[str, str]) -> None:
+    def colocated(share: float) -> estimate.Finding:
+        c = recipe("qwen2_5_vl_3b/rft_24gb.yaml", public, f"engine.gpu_memory_utilization={share}")
+        return next(f for f in estimate.check(c, "rft") if f.subject == "colocate")
+
+    assert colocated(0.6).level == "ok"
+    assert (colocated(0.8).level, "lower it to 0.6" in colocated(0.8).text) == ("error", True)
+
+
+def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
+    for path in RECIPES:
+        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b"):
+            job, c = JOBS[path.stem.split("_")[0]], recipe(str(path.relative_to("configs")), public)
+            gpus = sum(part.count * part.total("GPU") for part in job_of(job).needs(c))
+            expected = 8 * c.cluster.nodes.count if job in ("rft", "serve") else 4
+            assert gpus == expected, path
+
+
+def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    def run(job, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["job", *arguments, "--dry-run"])
+        with pytest.raises(SystemExit) as exit_:
+            job.main()
+        return exit_.value.code, *capsys.readouterr()
+
+    code, out, err = run(rft, "configs/nano/rft.yaml")
+    assert code == 0
+    assert yaml.safe_load(out)["policy"]["model"] == "nano"
+    assert "longest prompt 32 (text 14)" in err
+    code, out, err = run(sft, "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl_7b']}")
+    assert (code, yaml.safe_load(out)["run"]["name"]) == (1, "sft-qwen2_5_vl_7b")
+    for key in ("data.demonstrations=", "sft.validation=", "policy.model="):
+        assert f"\n{key}" in f"\n{err.partition('pixelis sft: ')[2]}"
+    assert "8.29 B parameters" in err
+    assert "generator" not in err
+    code, out, err = run(rft, "configs/nano/rft.yaml", "dialogue.frames=9")
+    assert (code, yaml.safe_load(out)["dialogue"]["frames"]) == (2, 9)
+    assert "pixelis rft: dialogue.frames 9 is above dialogue.max_images 8" in err
+    code, _, err = run(rft, "configs/qwen3_vl_8b/rft.yaml")
+    assert code == 1
+    assert "policy.model=" in err
+    assert "no model in" in err

@@ -1,0 +1,152 @@
+"""`pixelis export`: what transformers and PEFT load gives the learner's log-probabilities; mistakes are explained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors import safe_open
+from tiny_policy import FAMILIES, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_trainer import batch, trainer
+
+from pixelis.config import EngineConfig, load
+from pixelis.dialogue.spec import ModelSpec
+from pixelis.engines.vllm_files import quantized_copy
+from pixelis.errors import BadConfig, PixelisError
+from pixelis.jobs import export as job
+from pixelis.policy.adapters import Adapter, save_adapter
+from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with one checkpoint of an adapter on Qwen3-VL."""
+    run = tmp_path / "run"
+    save_adapter(random_adapter(), run / "checkpoints" / "step_00000003")
+    (run / "config.yaml").write_text(yaml.safe_dump({"policy": {"model": str(folder("qwen3_vl"))}}))
+    return run
+
+
+def learner_log_probs(family: str, adapter: Adapter) -> tuple[list, list[np.ndarray]]:
+    """Return samples and their log-probabilities in the learner."""
+    samples = batch(4, family)
+    with trainer(family, adapter=adapter) as learner:
+        return samples, learner.model.log_probs(samples)
+
+
+def check_log_probs(model: torch.nn.Module, samples: list, expected: list[np.ndarray], tolerance: float = 1e-4) -> None:
+    with torch.no_grad():
+        for sample, values in zip(samples, expected, strict=True):
+            assert np.abs(stock_log_probs(model, sample).numpy() - values).max() < tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_and_transformers_give_the_learners_log_probabilities(family: str, tmp_path: Path) -> None:
+    adapter = random_adapter(family)
+    samples, expected = learner_log_probs(family, adapter)
+    save_adapter(adapter, tmp_path / "step_00000001")
+    base = str(folder(family))
+    job.export(tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=base)
+    check_log_probs(PeftModel.from_pretrained(stock(family), tmp_path / "adapter"), samples, expected)
+    job.export(tmp_path / "step_00000001", tmp_path / "merged", merge=True, model=base)
+    merged = load_model(policy(family, model=str(tmp_path / "merged")), "cpu")[0]
+    check_log_probs(merged, samples, expected)
+    assert {p.name for p in (tmp_path / "merged").iterdir()} == {p.name for p in folder(family).iterdir()}
+    job.export(tmp_path / "step_00000001", tmp_path / "half", merge=True, model=base, dtype="bfloat16")
+    with safe_open(next((tmp_path / "half").glob("*.safetensors")), framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118 (no mapping)
+    assert "float32" not in (tmp_path / "half" / "config.json").read_text()
+
+
+def test_layers_of_different_ranks_are_exported(tmp_path: Path) -> None:
+    adapter = random_adapter(mixed=True)
+    merged, samples = tmp_path / "merged", batch(3)
+    save_adapter(adapter, tmp_path / "step_00000001")
+    job.export(tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=str(folder("qwen3_vl")))
+    job.export(tmp_path / "step_00000001", merged, merge=True, model=str(folder("qwen3_vl")))
+    model = load_model(policy(model=str(merged)), "cpu")[0]
+    with torch.no_grad():
+        expected = [stock_log_probs(model, sample).numpy() for sample in samples]
+    check_log_probs(PeftModel.from_pretrained(stock(), tmp_path / "adapter"), samples, expected)
+
+
+def test_a_policy_of_all_parameters_is_merged_only(tmp_path: Path) -> None:
+    model = stock()
+    with torch.no_grad():
+        tensors = {name: (p + 0.01).numpy() for name, p in model.named_parameters()}
+    save_adapter(Adapter(tensors, 1, 1, fingerprint(folder("qwen3_vl")), "full"), tmp_path / "step_00000001")
+    with pytest.raises(job.BadInput, match="no adapter"):
+        job.export(tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=str(folder("qwen3_vl")))
+    job.export(tmp_path / "step_00000001", tmp_path / "merged", merge=True, model=str(folder("qwen3_vl")))
+    exported = load_model(policy(model=str(tmp_path / "merged")), "cpu")[0]
+    for name, parameter in exported.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), tensors[name])
+
+
+def test_a_run_exports_its_last_checkpoint_with_its_own_base_model(run: Path, tmp_path: Path) -> None:
+    text = job.export(run, tmp_path / "out", merge=False, dry_run=True)
+    assert "step_00000003" in text
+    assert not (tmp_path / "out").exists()
+    job.export(run, tmp_path / "out", merge=False)
+    settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(folder("qwen3_vl"))
+
+
+def test_mistakes_are_explained_and_leave_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "empty").mkdir()
+    for source, values, words in (
+        (run, {"out": tmp_path / "there"}, "exists"),
+        (tmp_path / "nowhere", {}, "no checkpoint in"),
+        (tmp_path / "empty", {}, "no adapter in"),
+        (run, {"model": str(folder("qwen2_5_vl"))}, "another base model"),
+        (run, {"model": "nowhere"}, "no model in"),
+    ):
+        with pytest.raises(PixelisError, match=words):
+            job.export(source, **{"out": tmp_path / "out", "merge": False, **values})  # type: ignore[arg-type]
+
+    def fill_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("pixelis.policy.export.save_file", fill_disk)
+        with pytest.raises(job.InfraFailure, match="No space left"):
+            job.export(run, tmp_path / "out", merge=False)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    with pytest.raises(job.InfraFailure, match="GB"):
+        job.export(run, tmp_path / "out", merge=True)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_quantised_generation_needs_what_belongs_to_it(tmp_path: Path) -> None:
+    copy = tmp_path / "int8"
+    shutil.copytree(folder("qwen3_vl"), copy)
+    settings = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "compressed-tensors"}}))
+    for overrides, message in (
+        (["engine.name=vllm", "engine.quantization=int8"], "llm-compressor"),
+        (["engine.quantization=fp8"], "needs engine.name=vllm"),
+        (["engine.name=vllm", f"engine.model={copy}"], "engine.model is the quantised copy"),
+        (["engine.name=vllm", "engine.quantization=fp8", "engine.adapters=merge"], "applies adapters at runtime"),
+    ):
+        with pytest.raises(BadConfig, match=message):
+            load(None, overrides)
+    engine = EngineConfig(name="vllm", quantization="int8", model=str(copy))
+    own, other = (ModelSpec.load(folder(family)) for family in ("qwen3_vl", "qwen2_5_vl"))
+    assert quantized_copy(folder("qwen3_vl"), engine, own, False) == copy
+    with pytest.raises(BadConfig, match="reads text or pictures differently"):
+        quantized_copy(folder("qwen2_5_vl"), engine, other, False)
+    with pytest.raises(BadConfig, match="has the quantisation compressed-tensors"):
+        quantized_copy(folder("qwen3_vl"), engine.model_copy(update={"quantization": "awq"}), own, False)
+    with pytest.raises(BadConfig, match="needs a GPU"):
+        quantized_copy(folder("qwen3_vl"), EngineConfig(name="vllm", quantization="fp8"), own, False)

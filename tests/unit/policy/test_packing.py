@@ -1,0 +1,226 @@
+"""Packing: nothing lost, nothing padded, and the same numbers as one sample at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_policy import FAMILIES, Maker, policy, spec, stock, stock_log_probs
+
+from pixelis import config
+from pixelis.dialogue.positions import mrope_positions
+from pixelis.errors import DataFailure
+from pixelis.policy.forward import FeatureCache, concatenate, encode_views, use_packed_attention
+from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.lora import add_lora, lora_parameters
+from pixelis.policy.losses import Totals, policy_loss, token_weights
+from pixelis.policy.packing import Prompt, collate, pack, prompt_of, segment
+from pixelis.policy.samples import TrainSample, from_trajectory, unusable
+from pixelis.records import ImageView, Trajectory, Turn
+
+
+def packed(model: torch.nn.Module, samples: list[TrainSample], temperature: float = 1.0, share: bool = False, **kwargs: int):
+    s = spec(model.config.model_type)
+    batch = collate(samples, s, share)
+    features = concatenate(encode_views(model, s, batch.views)) if batch.views else None
+    mask = banned_mask(s.banned, s.vocab)
+    return batch, token_log_probs(model, batch, features, s.image_token, mask, temperature, **kwargs)[0]
+
+
+def rollouts(maker: Maker, count: int) -> list[TrainSample]:
+    """Samples that begin with one prompt and its picture."""
+    first, *others = (maker.sample(turns=1 + i % 3) for i in range(count))
+    start = int(first.mask.argmax())
+    for other in others:
+        other.tokens[:start] = first.tokens[:start]
+        other.views[0] = first.views[0].copy()
+    return [first, *others]
+
+
+def test_bins_hold_every_sample_once_and_are_nearly_full():
+    rng = np.random.default_rng(0)
+    lengths = [int(n) for n in rng.integers(60, 140, 500)]
+    bins = pack(lengths, 1024)
+    assert sorted(i for members in bins for i in members) == list(range(500))
+    assert all(sum(lengths[i] for i in members) <= 1024 for members in bins)
+    assert len(bins) <= 1.02 * -(-sum(lengths) // 1024) + 1
+    assert pack([], 10) == []
+
+
+def test_samples_of_one_prompt_share_a_bin():
+    prompts = [Prompt("ab"[i % 2], 40) for i in range(8)]
+    # 60 + 3 * (20 + 40 / 8) tokens, where all eight would be 480 without sharing.
+    assert pack([60] * 8, 135, prompts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert pack([60] * 8, 135, [Prompt(i, 40) for i in range(8)]) == pack([60] * 8, 135)
+
+
+def test_a_prompt_is_shared_only_with_the_same_pictures():
+    maker = Maker()
+    samples = rollouts(maker, 3)
+    samples[2].views[0] = maker.view()
+    one, two, other = (prompt_of(s, spec()) for s in samples)
+    assert one == two != other
+    batch = collate(samples, spec(), share=True)
+    assert len(batch.tokens) == sum(len(s.tokens) for s in samples) - one.length
+
+
+@pytest.mark.parametrize("lengths", [[3], [5, 5, 5], [1, 9, 2, 8, 30, 3], list(range(1, 40))])
+def test_buckets_and_their_inverse_are_the_identity(lengths: list[int]):
+    segments = segment(lengths)
+    row = torch.arange(sum(lengths))
+    gathered = torch.cat([row[b.reshape(-1)] for b in segments.buckets])
+    assert torch.equal(gathered[segments.inverse], row)
+    sample_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    assert all((sample_of[b] == sample_of[b[:, :1]]).all() for b in segments.buckets)
+    # Buckets hold similar lengths only: little of what attention computes is padding.
+    assert sum(b.numel() for b in segments.buckets) <= sum(lengths) / 0.8
+
+
+def test_collated_tensors_describe_each_sample():
+    maker = Maker()
+    shared = maker.view()
+    samples = [maker.sample(view=shared), maker.sample(turns=1), maker.sample(view=shared.copy())]
+    batch = collate(samples, spec())
+    assert torch.equal(batch.tokens, torch.from_numpy(np.concatenate([s.tokens for s in samples])))
+    assert torch.equal(batch.mask, torch.from_numpy(np.concatenate([s.mask for s in samples])))
+    assert batch.policy_tokens.tolist() == [s.policy_tokens for s in samples]
+    for i, sample in enumerate(samples):
+        own = batch.positions[:, batch.sequence == i]
+        grids = [spec().grid(*v.shape[:2]) for v in sample.views]
+        assert own[0].tolist() == list(range(len(sample.tokens)))
+        assert np.array_equal(own[1:], mrope_positions(sample.tokens, grids, spec().image_token, spec().merge)[0])
+    # The overview that two rollouts share (equal pixels, not the same array) is there once.
+    assert len(batch.views) == 4
+    first, third = (batch.sequence[batch.tokens == spec().image_token] == i for i in (0, 2))
+    assert batch.image_rows[first][:4].tolist() == batch.image_rows[third][:4].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
+    maker = Maker(family)
+    samples = [maker.sample(turns=1 + i % 3) for i in range(7)]
+    text_only = maker.sample(turns=1)
+    text_only.tokens, text_only.views = text_only.tokens[-6:], []
+    text_only.mask, text_only.log_probs = np.asarray([False, False, True, True, True, True]), text_only.log_probs[-6:]
+    samples.append(text_only)
+    model = stock(family)
+    with torch.no_grad():
+        expected = torch.cat([stock_log_probs(model, s, 0.7) for s in samples])
+        use_packed_attention(model)
+        _, together = packed(model, samples, 0.7)
+        _, in_chunks = packed(model, samples, 0.7, chunk_values=2000)
+    assert (together - expected).abs().max() < 1e-4
+    assert (together - in_chunks).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("aggregate", "share"), [("token", False), ("sequence", False), ("token", True)])
+def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str, aggregate: str, share: bool):
+    maker = Maker(family, seed=1)
+    samples = [*rollouts(maker, 3), maker.sample(), *rollouts(maker, 3)] if share else [maker.sample() for _ in range(5)]
+    totals = Totals(sum(s.policy_tokens for s in samples), len(samples))
+    model = add_lora(stock(family), policy(family).lora, seed=2)
+    with torch.no_grad():
+        for name, parameter in lora_parameters(model).items():
+            if name.endswith(".B"):
+                parameter.normal_(0, 0.05, generator=torch.Generator().manual_seed(len(name)))
+    setting = config.LossConfig(aggregate=aggregate)
+    parameters = list(lora_parameters(model).values())
+
+    def loss_of(new: torch.Tensor, members: list[TrainSample]) -> torch.Tensor:
+        batch = collate(members, spec(family), share)
+        sequence = batch.sequence[batch.mask]
+        weights = token_weights(sequence, batch.policy_tokens, aggregate, totals)
+        return policy_loss(new, batch.behaviour[batch.mask], batch.advantages[sequence], weights, setting)[0]
+
+    alone = [loss_of(stock_log_probs(model, s), [s]) for s in samples]
+    expected = torch.autograd.grad(sum(alone), parameters)
+    use_packed_attention(model)
+    together = loss_of(packed(model, samples, share=share)[1], samples)
+    assert torch.allclose(together, sum(alone), atol=1e-5)
+    for actual, want in zip(torch.autograd.grad(together, parameters), expected, strict=True):
+        assert (actual - want).abs().max() < 1e-5
+
+
+def test_a_sample_does_not_see_its_neighbours():
+    maker = Maker()
+    a, b, c = (maker.sample() for _ in range(3))
+    model = stock()
+    use_packed_attention(model)
+    with torch.no_grad():
+        one, first = packed(model, [a, b])
+        _, second = packed(model, [a, c])
+    n = int(one.policy_tokens[0])
+    assert torch.allclose(first[:n], second[:n], atol=1e-5)
+
+
+def test_features_are_computed_once_and_evicted_at_the_limit():
+    maker, model = Maker(), stock()
+    views = [maker.view(), maker.view(16, 32), maker.view()]
+    digests = [bytes([i]) for i in range(3)]
+    cache = FeatureCache()
+    first = cache.get(model, spec(), [*views, views[0]], [*digests, digests[0]])
+    repeated = cache.get(model, spec(), views, digests)
+    assert (cache.misses, len(cache.entries)) == (3, 3)
+    assert first[3] is first[0] is repeated[0]
+    single = encode_views(model, spec(), [views[1]])[0]
+    assert torch.allclose(first[1].embeds, single.embeds, atol=1e-5)
+    assert torch.allclose(first[1].deepstack[0], single.deepstack[0], atol=1e-5)
+    one_pass = encode_views(model, spec(), views, one_pass=True)
+    assert all(torch.allclose(a.embeds, b.embeds, atol=1e-5) for a, b in zip(first, one_pass, strict=False))
+    small = FeatureCache(limit=first[0].nbytes + first[1].nbytes)
+    small.get(model, spec(), views, digests)
+    assert digests[0] not in small.entries
+    assert small.nbytes <= small.limit
+
+
+def test_unusable_samples_are_named_by_cause():
+    maker, s = Maker(), spec()
+    good = maker.sample()
+    assert unusable(good, s, 512) is None
+
+    def changed(**values: object) -> TrainSample:
+        fields = {k: getattr(good, k) for k in ("tokens", "mask", "log_probs", "advantage", "views")}
+        return TrainSample(**{**fields, **values})
+
+    n = len(good.tokens)
+    banned = good.tokens.copy()
+    banned[-1] = s.banned[0]
+    foreign = good.tokens.copy()
+    foreign[0] = s.vocab
+    causes = {
+        "over_context": unusable(good, s, n - 1),
+        "no_policy_tokens": unusable(changed(mask=np.zeros(n, bool)), s, 512),
+        "first_token": unusable(changed(mask=np.ones(n, bool)), s, 512),
+        "bad_shape": unusable(changed(mask=good.mask[1:]), s, 512),
+        "bad_token": unusable(changed(tokens=foreign), s, 512),
+        "banned_token": unusable(changed(tokens=banned), s, 512),
+        "views_mismatch": unusable(changed(views=good.views[:1]), s, 512),
+        "bad_view": unusable(changed(views=[good.views[0], maker.view(30, 30)]), s, 512),
+        "non_finite": unusable(changed(advantage=float("nan")), s, 512),
+    }
+    assert causes == {name: name for name in causes}
+    # An episode whose first prompt does not fit the context has no turn.
+    empty = changed(tokens=good.tokens[:0], mask=good.mask[:0], log_probs=good.log_probs[:0], views=[])
+    assert unusable(empty, s, 512) == "no_policy_tokens"
+
+
+def test_a_trajectory_becomes_a_sample_and_an_unanswered_observation_is_cut():
+    turns = [
+        Turn(role="user", tokens=[10, 5, 5, 11], images=["img0"]),
+        Turn(role="assistant", tokens=[12, 2], log_probs=[-0.5, -0.25]),
+        Turn(role="tool", tokens=[13, 5, 5], images=["obs1"]),
+    ]
+    images = [ImageView(id="img0"), ImageView(id="obs1")]
+    trajectory = Trajectory(question_id="q", images=images, turns=turns, advantage=0.5, policy_version=7)
+    views = [np.zeros((16, 32, 3), np.uint8), np.ones((16, 32, 3), np.uint8)]
+    sample = from_trajectory(trajectory, views)
+    assert sample.tokens.tolist() == [10, 5, 5, 11, 12, 2]
+    assert sample.mask.tolist() == [False] * 4 + [True] * 2
+    assert sample.log_probs.tolist() == [0, 0, 0, 0, -0.5, -0.25]
+    assert (sample.advantage, sample.version, len(sample.views)) == (0.5, 7, 1)
+    assert from_trajectory(trajectory, views, advantage=-1.0).advantage == -1.0
+    whole = from_trajectory(trajectory, views, whole=True)
+    assert (len(whole.tokens), len(whole.views)) == (9, 2)
+    with pytest.raises(DataFailure, match="1 views for 2 images"):
+        from_trajectory(trajectory, views[:1])

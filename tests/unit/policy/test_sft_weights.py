@@ -1,0 +1,132 @@
+"""What a token counts in the loss: weights of parts and label smoothing against plain torch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_policy import Maker, spec, stock
+from tiny_trainer import LEARNER, batch, trainer
+from torch.nn.functional import cross_entropy
+
+from pixelis.config import Config
+from pixelis.datasets import token_parts
+from pixelis.datasets.token_parts import PARTS
+from pixelis.dialogue.render import Renderer
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.operations import select
+from pixelis.policy.log_probs import banned_mask, project
+from pixelis.policy.samples import TrainSample, unusable
+from pixelis.records import Action, ImageView, Step
+
+
+def weighted(samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 1.0, 3.0)) -> list[TrainSample]:
+    rng = np.random.default_rng(5)
+    for sample in samples:
+        sample.weights = rng.choice(values, len(sample.tokens)).astype(np.float32)
+    return samples
+
+
+def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
+    """sum of weight * cross entropy / sum of weights over all samples, in float64, with transformers' own model."""
+    s, model = spec(), stock().double()
+    allowed = torch.ones(s.vocab, dtype=torch.bool)
+    allowed[list(s.banned)] = False
+    total = size = 0.0
+    for sample in samples:
+        from pixelis.policy.vision import patchify
+
+        ids = torch.from_numpy(sample.tokens)[None]
+        pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
+        inputs = {"pixel_values": pixels.double(), "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
+        # The places of the tokens that may be sampled, so that smoothing is spread over these alone.
+        place = torch.cumsum(allowed.long(), 0) - 1
+        keep = torch.from_numpy(sample.mask[1:])
+        losses = cross_entropy(logits[keep][:, allowed], place[ids[0, 1:][keep]], reduction="none", label_smoothing=smoothing)
+        weights = torch.from_numpy(np.ones(len(sample.tokens)) if sample.weights is None else sample.weights)[1:][keep].double()
+        total += float((weights * losses).sum())
+        size += float(weights.sum())
+    return total / size
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) -> None:
+    samples = weighted(batch(5))
+    # Rows of 128 tokens: several micro-batches to one step.
+    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    with torch.no_grad():
+        expected = reference_loss(samples, smoothing)
+    with trainer(learner=small, label_smoothing=smoothing) as learner:
+        metrics = learner.update(samples, "sft")
+        assert metrics["learner/micro_batches"] > 1
+        assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_part_that_counts_nothing_teaches_nothing() -> None:
+    samples = batch(3)
+    for sample in samples:
+        sample.weights = np.zeros(len(sample.tokens), np.float32)
+    with trainer() as learner:
+        before = learner.adapter().sha256()
+        metrics = learner.update(samples, "sft")
+        assert (metrics["policy/loss"], metrics["policy/grad_norm"]) == (0.0, 0.0)
+        assert learner.adapter().sha256() == before
+
+
+def test_weights_that_do_not_fit_make_a_sample_unusable() -> None:
+    sample = Maker().sample()
+    sample.weights = np.ones(len(sample.tokens) - 1, np.float32)
+    assert unusable(sample, spec(), 512) == "bad_shape"
+    sample.weights = np.full(len(sample.tokens), np.inf, np.float32)
+    assert unusable(sample, spec(), 512) == "non_finite"
+
+
+@pytest.mark.parametrize("chunk", [2**24, 200])
+def test_smoothing_has_the_gradient_of_its_value(chunk: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    hidden = torch.randn(12, 8, generator=rng, dtype=torch.float32).requires_grad_()
+    head = torch.nn.Linear(8, 50, bias=False)
+    targets = torch.randint(3, 50, (12,), generator=rng)
+    banned = banned_mask((0, 1, 2), 50)
+    coefficients = torch.randn(12, generator=rng)
+    value, _ = project(head, hidden, targets, banned, 0.7, chunk, smoothing=0.2)
+    (value * coefficients).sum().backward()
+    result = hidden.grad
+    repeated = hidden.detach().double().requires_grad_()
+    logits = (repeated @ head.weight.detach().double().T / 0.7)[:, 3:]
+    expected = -cross_entropy(logits, targets - 3, reduction="none", label_smoothing=0.2)
+    (expected * coefficients).sum().backward()
+    assert value.detach().double().numpy() == pytest.approx(expected.detach().numpy(), abs=1e-5)
+    assert result is not None
+    assert np.abs(result.numpy() - repeated.grad.numpy()).max() < 1e-5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("think", ["The red frame is here", "hi", "think", "answer", None])
+def test_tokens_know_their_part(think: str | None) -> None:
+    tokenizer = build_tokenizer()
+    renderer = Renderer(tokenizer, spec(), Config().dialogue, select(["zoom_in", "read_text"]))
+    images = [ImageView(id="img0", source_size=(768, 768), view_size=(64, 64))]
+
+    def split(step: Step) -> dict[str, str]:
+        calls = [Action(op=step.op or "", arguments=step.arguments), *step.further]
+        message = calls if step.op else str(step.answer)
+        tokens = renderer.assistant(message, step.think, images).tokens
+        which = token_parts.parts(tokens, step, tokenizer)
+        assert len(which) == len(tokens)
+        return {part: tokenizer.decode([t for t, w in zip(tokens, which, strict=True) if PARTS[w] == part]) for part in PARTS}
+
+    thought = f"<think>{think}</think>" if think else ""
+    answered = split(Step(think=think, answer="7 größer"))
+    assert answered == {"think": thought, "call": "", "arguments": "", "answer": "<answer>7 größer</answer><|im_end|>"}
+    called = split(Step(think=think, op="read_text", arguments={"box": [0.2, 0.4, 0.6, 0.8]}))
+    assert called["think"] == thought
+    assert called["arguments"] == 'bbox_2d":[200,400,600,800]}}'
+    assert called["call"] == '<tool_call>{"name":"read_text","arguments":{"</tool_call><|im_end|>'
+    assert called["answer"] == ""
+    config = Config().dialogue.model_copy(update={"max_calls": 2})
+    renderer = Renderer(tokenizer, spec(), config, select(["zoom_in", "read_text"]))
+    box = {"box": [0.2, 0.4, 0.6, 0.8]}
+    two = split(Step(think=think, op="read_text", arguments=box, further=[Action(op="read_text", arguments=box)]))
+    assert two["arguments"] == called["arguments"] * 2
+    assert two["call"].count("<tool_call>") == two["call"].count("</tool_call>") == 2

@@ -1,0 +1,494 @@
+"""The learner: its step against plain torch, exact resume, and steps that must not happen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_policy import (
+    FAMILIES,
+    LORA,
+    check_same_training,
+    policy,
+    random_adapter,
+    spec,
+    stock,
+    stock_log_probs,
+    stock_logits,
+)
+from tiny_trainer import LEARNER, batch, trainer
+
+from pixelis import config
+from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
+from pixelis.policy import checkpoint, objectives
+from pixelis.policy.adapters import load_adapter, save_adapter, to_bfloat16, to_float32
+from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_into
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.train_step import learning_rate
+
+SAME = 0.01 * LEARNER.lr  # tolerance of weights: a hundredth of an update
+
+
+def reference_run(
+    family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.LossConfig
+) -> tuple[list[float], dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping.
+
+    Returns the losses, the weights and AdamW's first moments after each step.
+    """
+    model = add_lora(stock(family), LORA, seed=0)
+    parameters = lora_parameters(model)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=LEARNER.lr, betas=LEARNER.betas, weight_decay=0.0)
+    tokens = sum(s.policy_tokens for s in samples)
+    losses, moments = [], []
+    for _ in range(steps):
+        total = torch.zeros(())
+        for sample in samples:
+            new = stock_log_probs(model, sample)
+            if kind == "sft":
+                total = total - new.sum() / tokens
+            else:
+                behaviour = torch.from_numpy(sample.log_probs[sample.mask])
+                importance = (new.detach() - behaviour).exp().clamp(max=loss.importance_cap)
+                ratio = (new - new.detach()).exp()
+                size = tokens if loss.aggregate == "token" else len(samples) * sample.policy_tokens
+                total = total - (importance * ratio * sample.advantage).sum() / size
+        optimizer.zero_grad()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.max_grad_norm)
+        optimizer.step()
+        losses.append(float(total.detach()))
+        moments.append({f"{n}.exp_avg": optimizer.state[p]["exp_avg"].numpy().copy() for n, p in parameters.items()})
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, moments
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "aggregate"),
+    [("qwen3_vl", "sft", "token"), ("qwen3_vl", "policy", "token"), ("qwen2_5_vl", "policy", "sequence")],
+)
+def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str):
+    samples, loss = batch(family=family), config.LossConfig(aggregate=aggregate)
+    expected, weights, moments = reference_run(family, samples, 3, kind, loss)
+    # Rows of 128 tokens: several micro-batches to one step.
+    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    with trainer(family, loss=loss, learner=small) as learner:
+        metrics = [learner.update(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
+        assert metrics[0]["learner/micro_batches"] > 1
+        assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
+        check_same_training(learner.adapter().tensors, learner.model.zero.moments(), weights, moments, SAME)
+        assert metrics[0]["learner/tokens"] == sum(len(s.tokens) for s in samples)
+        assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
+
+
+def test_only_adapters_change_and_the_published_ones_are_those():
+    with trainer(seed=1) as learner:
+        frozen = {n: p.clone() for n, p in learner.model.network.named_parameters() if not p.requires_grad}
+        first = learner.adapter()
+        learner.update(batch())
+        assert all(torch.equal(p, frozen[n]) for n, p in learner.model.network.named_parameters() if n in frozen)
+        assert learner.adapter().sha256() != first.sha256()
+        merged = stock()
+        merge_into(merged, BaseWeights(), learner.adapter())
+        samples = batch(3, seed=8)
+        with torch.no_grad():
+            for sample, values in zip(samples, learner.model.log_probs(samples), strict=True):
+                assert np.abs(stock_log_probs(merged, sample).numpy() - values).max() < 1e-4
+
+
+def test_dropout_applies_to_training_but_not_to_measurements():
+    samples = batch(3)
+    with trainer(policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()) as dropping:
+        measured = dropping.model.log_probs(samples)
+        loss_with_dropout = dropping.update(samples, "sft")["policy/loss"]
+    with trainer(adapter=random_adapter()) as plain:
+        expected, loss = plain.model.log_probs(samples), plain.update(samples, "sft")["policy/loss"]
+    assert all(np.array_equal(a, b) for a, b in zip(measured, expected, strict=True))
+    assert abs(loss_with_dropout - loss) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
+def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
+    small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
+    settings = {"learner": small, "policy": policy(full=full)}
+    batches = [batch(3, seed=s) for s in range(10)]
+    with trainer(**settings) as learner:
+        metrics = []
+        for i, samples in enumerate(batches):
+            metrics.append(learner.update(samples))
+            if i == 3:
+                folder = learner.save(tmp_path, {"consumed": ["a", "b"]})
+        final = learner.adapter()
+    assert folder == checkpoint.latest(tmp_path)
+    assert load_adapter(folder).kind == ("full" if full else "lora")
+    with trainer(**settings, seed=99) as resumed:
+        assert resumed.restore(folder) == {"consumed": ["a", "b"]}
+        assert resumed.step_count == 4
+        repeated = [resumed.update(samples) for samples in batches[4:]]
+        for key in ("policy/loss", "policy/lr", "policy/grad_norm"):
+            assert [m[key] for m in repeated] == pytest.approx([m[key] for m in metrics[4:]], abs=1e-6)
+        assert all(np.abs(a - final.tensors[n]).max() < 1e-6 for n, a in resumed.adapter().tensors.items())
+        assert len({m["policy/lr"] for m in metrics}) > 5
+
+
+def test_a_checkpoint_of_the_model_alone_resumes_with_new_moments(tmp_path: Path):
+    samples, loss = batch(), config.LossConfig(kl=0.1)
+    with trainer(loss=loss) as learner, trainer(loss=loss) as small:
+        for one in (learner, small):
+            one.learner = one.learner.model_copy(update={"save_only_model": one is small})
+            one.update(samples)
+            one.update(samples)
+        sizes = [
+            sum(file.stat().st_size for file in one.save(tmp_path / name).glob("*.safetensors"))
+            for one, name in ((learner, "all"), (small, "model"))
+        ]
+        expected, weights = learner.update(samples), small.adapter()
+    assert sizes[1] < 0.6 * sizes[0]  # weights and reference of weights, moments and reference
+    with trainer(loss=loss) as resumed:
+        resumed.restore(checkpoint.latest(tmp_path / "model"))
+        assert resumed.adapter().sha256() == weights.sha256()
+        assert resumed.step_count == 2
+        assert resumed.model.zero.moments().get("step", np.zeros(1))[0] == 0
+        assert resumed.update(samples)["policy/loss"] == pytest.approx(expected["policy/loss"], abs=1e-5)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkeypatch: pytest.MonkeyPatch):
+    healthy = objectives.policy_loss
+
+    def broken(*args: object, **kwargs: object):
+        loss, sums = healthy(*args, **kwargs)  # type: ignore[arg-type]
+        return loss * 0 + float("inf"), sums
+
+    for stage in (0, 1):
+        with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage})) as learner:
+            learner.update(batch())
+            before, moments = learner.adapter().tensors, learner.model.zero.moments()
+            monkeypatch.setattr(objectives, "policy_loss", broken)
+            metrics = learner.update(batch())
+            assert metrics["learner/skipped"] == 1
+            assert np.isnan(metrics["policy/grad_norm"])
+            assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
+            assert all(np.array_equal(a, moments[n]) for n, a in learner.model.zero.moments().items())
+            monkeypatch.setattr(objectives, "policy_loss", healthy)
+            good = learner.update(batch())  # a good step in between starts the count again
+            assert good["policy/grad_norm"] > 0
+            assert good["learner/skipped"] == 1
+            monkeypatch.setattr(objectives, "policy_loss", broken)
+            learner.update(batch())
+            learner.update(batch())
+            before = learner.adapter().tensors
+            with pytest.raises(InfraFailure, match="in three steps in a row"):
+                learner.update(batch())
+            assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
+            monkeypatch.setattr(objectives, "policy_loss", healthy)
+
+
+def test_samples_without_advantage_cost_nothing_but_count():
+    samples = batch()
+    for sample in samples[:3]:
+        sample.advantage = 0.0
+    with trainer() as one, trainer(loss=config.LossConfig(kl=1e-12)) as all_of_them:
+        short, full = one.update(samples), all_of_them.update(samples)
+        assert (short["learner/trained_sequences"], full["learner/trained_sequences"]) == (3, 6)
+        assert short["learner/sequences"] == full["learner/sequences"] == 6
+        assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-5)
+        moments = all_of_them.model.zero.moments()
+        check_same_training(one.adapter().tensors, one.model.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
+        for sample in samples:
+            sample.advantage = 0.0
+        before = one.adapter().sha256()
+        metrics = one.update(samples)
+        assert (metrics["policy/loss"], metrics["learner/trained_sequences"]) == (0, 0)
+        assert one.adapter().sha256() == before
+
+
+def test_unusable_samples_are_dropped_and_counted():
+    samples = batch(4)
+    samples[0].views = []
+    samples[1].advantage = float("nan")
+    with trainer() as learner:
+        metrics = learner.update(samples)
+        assert (metrics["learner/dropped_views_mismatch"], metrics["learner/dropped_non_finite"]) == (1, 1)
+        assert metrics["learner/sequences"] == 2
+        with pytest.raises(DataFailure, match="views_mismatch"):
+            learner.update(samples[:2])
+
+
+def test_the_kl_term_measures_the_distance_from_the_starting_policy():
+    start = random_adapter()
+    samples = batch()
+    with trainer(loss=config.LossConfig(kl=0.1), adapter=start) as learner:
+        first = learner.update(samples)
+        assert first["policy/kl"] == pytest.approx(0, abs=1e-9)
+        later = [learner.update(samples)["policy/kl"] for _ in range(3)][-1]
+        assert later > 1e-5
+        own, new = learner.adapter().tensors, learner.model.log_probs(samples)
+        with learner.model.zero.using(learner.model.reference or {}):
+            old = learner.model.log_probs(samples)
+        assert all(np.array_equal(a, own[n]) for n, a in learner.adapter().tensors.items())
+        d = np.concatenate(old) - np.concatenate(new)
+        expected = float(np.mean(np.exp(d) - d - 1))
+        assert learner.update(samples)["policy/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
+        learner.model.reference = learner.model.zero.shards()
+        assert learner.update(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_full_kl_term_is_that_of_the_whole_distributions(full: bool):
+    samples = batch(4)
+    loss = config.LossConfig(kl=0.3, kl_estimator="full")
+    with trainer(loss=loss, policy=policy(full=full)) as learner:
+        learner.update(samples)
+        adapter = learner.adapter()
+        measured = learner.update(samples)
+    before, after = stock(), stock()
+    merge_into(after, BaseWeights(), adapter)
+    divergences = []
+    for sample in samples:
+        predicting = np.flatnonzero(sample.mask) - 1
+        with torch.no_grad():
+            p, q = (
+                torch.distributions.Categorical(logits=stock_logits(model, sample)[predicting][:, allowed()])
+                for model in (after, before)
+            )
+        divergences.append(torch.distributions.kl_divergence(p, q))
+    expected = torch.cat(divergences).mean().item()
+    assert measured["policy/kl"] == pytest.approx(expected, rel=1e-3)
+    assert expected > 1e-5
+
+
+def allowed() -> list[int]:
+    return [token for token in range(spec().vocab) if token not in spec().banned]
+
+
+def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
+    samples = batch()
+    samples[1].views, samples[2].advantage = [], 0.0  # one that is dropped and one that is not computed
+    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    with trainer(learner=small) as first, trainer(learner=small) as alone:
+        old = first.model.log_probs(samples)
+        assert [len(o) for o in old] == [s.policy_tokens if s.views else 0 for s in samples]
+        with_old, without_old = first.update(samples, old=old), alone.update(samples)
+        assert with_old["policy/loss"] == pytest.approx(without_old["policy/loss"], abs=1e-5)
+        assert (with_old["policy/clipped"], without_old["policy/ratio_max"]) == (0, 1)
+        assert with_old["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+        # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
+        repeated = first.update(samples, old=[o - 1 for o in first.model.log_probs(samples)])
+        assert repeated["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
+        trained = [s for s in samples if s.views and s.advantage]
+        likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(s.policy_tokens for s in trained)
+        assert repeated["policy/clipped_high"] == pytest.approx(likelier)
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "gspo_token", "cispo", "sapo"])
+def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
+    loss = config.load(None, [f"rft.algorithm={name}", "rft.loss.importance_level=sequence", "rft.loss.entropy=0.01"]).rft.loss
+    samples, metrics = batch(4), []
+    for rows, row_tokens in ((2, 512), (1, 96)):
+        with trainer(loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})) as learner:
+            old = [o + 0.01 for o in learner.model.log_probs(samples)]
+            metrics.append(learner.update(samples, old=old))
+    unsplit, split = metrics
+    assert split["learner/micro_batches"] > unsplit["learner/micro_batches"]
+    assert set(split) == set(unsplit)
+    for key in unsplit:
+        if key.startswith("policy/") and np.isfinite(unsplit[key]):
+            assert split[key] == pytest.approx(unsplit[key], rel=1e-3, abs=1e-5), key
+
+
+def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
+    loss = config.load(None, ["rft.algorithm=rloo"]).rft.loss
+    samples = batch()
+    samples[1].views = []
+    with trainer(loss=loss, adapter=random_adapter()) as learner:
+        before = learner.model.log_probs(samples)
+        expected = [float((s.log_probs[s.mask] - b).sum()) if len(b) else None for s, b in zip(samples, before, strict=True)]
+        metrics = learner.update(samples)
+        assert "policy/kl" not in metrics  # it is no term of the loss
+        for kl, value in zip(learner.model.kl_to_reference(samples), expected, strict=True):
+            assert kl == (None if value is None else pytest.approx(value, abs=1e-3))
+    with trainer() as without, pytest.raises(BadConfig, match="no reference"):
+        without.model.kl_to_reference(samples)
+
+
+def test_an_entropy_bonus_trains_samples_without_advantage():
+    samples = batch(3)
+    for sample in samples:
+        sample.advantage = 0.0
+    with trainer(loss=config.LossConfig(entropy=0.1)) as learner:
+        metrics = learner.update(samples)
+        assert metrics["learner/trained_sequences"] == 3
+        assert metrics["policy/loss"] == pytest.approx(-0.1 * metrics["policy/entropy"], rel=1e-5)
+        assert metrics["policy/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_all_parameters_reaches_the_vision_tower(family: str):
+    with trainer(family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})) as learner:
+        samples = batch(4, family)
+        visual = next(p for n, p in learner.model.network.named_parameters() if ".visual." in n and n.endswith("weight"))
+        before = visual.detach().clone()
+        losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(4)]
+        assert losses == sorted(losses, reverse=True)
+        assert not torch.equal(before, visual)
+        assert learner.adapter().kind == "full"
+        assert learner.model.features is None
+        merged = stock(family)
+        merge_into(merged, BaseWeights(), learner.adapter())
+        with torch.no_grad():
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
+        assert np.abs(difference).max() < 1e-4
+        trained, measured = learner.adapter(), learner.model.log_probs(samples[:1])[0]
+    with trainer(family, policy=policy(family, full=True), adapter=trained) as resumed:
+        assert resumed.adapter().sha256() == trained.sha256()
+        assert np.array_equal(resumed.model.log_probs(samples[:1])[0], measured)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_learn(stage: int):
+    with trainer() as learner:
+        samples = batch(4)
+        learner.update(samples, "sft")
+        start, measured = learner.adapter(), learner.model.log_probs(samples[:1])[0]
+    settings = policy(lora=LORA.model_copy(update={"vision_tower": True}))
+    staged = LEARNER.model_copy(update={"zero_stage": stage})
+    with trainer(policy=settings, learner=staged, adapter=start, ema=0.5) as learner:
+        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, "the product of new layers is 0"
+        before = learner.adapter()
+        assert start.tensors.keys() < before.tensors.keys()
+        for _ in range(2):
+            learner.update(samples, "sft")
+        published = learner.served()
+        changed = {n for n, values in published.tensors.items() if not np.array_equal(values, before.tensors[n])}
+        assert {n for n in before.tensors if ".visual." in n and n.endswith(".B")} <= changed
+        assert learner.model.features is None
+        merged = stock()
+        merge_into(merged, BaseWeights(), learner.adapter())
+        with torch.no_grad():
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
+        assert np.abs(difference).max() < 1e-4
+        learner.reset_to(start)
+        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, "nothing learnt is left"
+        learner.reset_to(published)
+        assert learner.adapter().sha256() == published.sha256()
+    with pytest.raises(BadInput, match="visual"), trainer(adapter=published):
+        pass
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
+    settings = policy(full=full, freeze_vision_tower=True)
+    samples = batch(4)
+    with trainer(policy=settings) as learner:
+        parameters = dict(learner.model.network.named_parameters())
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        for _ in range(2):
+            learner.update(samples, "sft")
+        changed = {name for name, p in parameters.items() if not torch.equal(before[name], p)}
+        assert not any(".visual." in name for name in changed)
+        assert changed == {name for name, p in parameters.items() if p.requires_grad}
+        assert learner.model.features is not None
+        assert learner.model.features.misses > 0, "the features of a frozen tower are computed once"
+        published = learner.served()
+        assert not any(".visual." in name for name in published.tensors)
+        merged = stock()
+        merge_into(merged, BaseWeights(), published)
+        with torch.no_grad():
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
+        assert np.abs(difference).max() < 1e-4
+    if full:
+        with pytest.raises(BadInput, match="visual") as error, trainer(policy=policy(full=True), adapter=published):
+            pass
+        assert "freeze_vision_tower" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_bfloat16_model_is_published_in_its_own_bytes(stage: int, tmp_path: Path):
+    settings = policy("qwen3_vl", full=True, dtype="bfloat16")
+    learner = LEARNER.model_copy(update={"lr": 1e-3, "zero_stage": stage})
+    with trainer("qwen3_vl", policy=settings, learner=learner) as trained:
+        trained.update(batch(4, "qwen3_vl"), "sft")
+        version, masters = trained.served(), trained.adapter()
+        count = sum(a.size for a in masters.tensors.values())
+        assert version.nbytes == 2 * count == masters.nbytes // 2
+        for name, values in masters.tensors.items():  # rounded once, as torch rounds
+            assert np.array_equal(to_float32(version.tensors[name]), torch.from_numpy(values).bfloat16().float().numpy())
+            assert np.array_equal(to_bfloat16(values), version.tensors[name])
+    save_adapter(version, tmp_path / "v1")
+    loaded = load_adapter(tmp_path / "v1")
+    assert loaded.sha256() == version.sha256()
+    merged = stock("qwen3_vl").bfloat16()
+    merge_into(merged, BaseWeights(), loaded)
+    weights = dict(merged.named_parameters())
+    assert all(np.array_equal(to_float32(a), weights[n].detach().float().numpy()) for n, a in loaded.tensors.items())
+    broken = {n: np.full_like(a, 0x7F80) if n == "lm_head.weight" else a for n, a in loaded.tensors.items()}  # infinite
+    with pytest.raises(BadInput, match="not finite"):
+        merge_into(merged, BaseWeights(), replace(loaded, tensors=broken))
+    with trainer("qwen3_vl", policy=settings, learner=learner, adapter=loaded) as resumed:
+        assert resumed.served().sha256() == version.sha256()
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    with trainer() as plain, trainer(policy=policy(gradient_checkpointing=True)) as saving:
+        for _ in range(2):
+            a, b = plain.update(batch()), saving.update(batch())
+            assert a["policy/loss"] == pytest.approx(b["policy/loss"], abs=1e-6)
+            assert a["policy/grad_norm"] == pytest.approx(b["policy/grad_norm"], abs=1e-5)
+
+
+def test_adapters_and_settings_that_do_not_fit_are_refused_before_training(tmp_path: Path):
+    with trainer() as learner:
+        folder = learner.save(tmp_path)
+        with pytest.raises(MissingFile):
+            learner.restore(tmp_path / "checkpoints" / "step_00000009")
+    other = config.LoraConfig(rank=2, alpha=8)
+    with (
+        pytest.raises(BadInput, match=r"set policy\.lora\.rank=4"),
+        trainer(policy=policy(lora=other), adapter=load_adapter(folder)),
+    ):
+        pass
+    with pytest.raises(BadInput, match="another base model"), trainer("qwen2_5_vl", adapter=load_adapter(folder)):
+        pass
+    with pytest.raises(BadInput, match=r"policy\.full"), trainer(policy=policy(full=True), adapter=load_adapter(folder)):
+        pass
+    with pytest.raises(BadConfig, match="temperature"), trainer(temperature=0.0):
+        pass
+    merge = tmp_path / "ds.json"
+    merge.write_text('{"optimizer": {"type": "Adam"}}')
+    with (
+        pytest.raises(BadConfig, match="decided by the learner"),
+        trainer(learner=LEARNER.model_copy(update={"deepspeed": str(merge)})),
+    ):
+        pass
+    with pytest.raises(MissingFile, match="no file"), trainer(learner=LEARNER.model_copy(update={"deepspeed": "nowhere.json"})):
+        pass
+
+
+def test_the_learning_rate_warms_up_and_decays():
+    cosine = config.LearnerConfig(lr=1.0, warmup=0.2, schedule="cosine")
+    rates = [learning_rate(cosine, i, 10) for i in range(11)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[10] == pytest.approx(0)
+    constant = config.LearnerConfig(lr=1.0, warmup=0.0)
+    assert [learning_rate(constant, i, 10) for i in (0, 5, 50)] == [1.0] * 3
+
+
+def test_deepspeed_uses_the_learners_device_whatever_the_environment_says():
+    """`make` exports DS_ACCELERATOR=cuda on a machine with a GPU; a learner without one must not move its model there."""
+    code = """
+import torch
+from pixelis.policy.deepspeed_engine import ensure_process_group
+ensure_process_group(torch.device("cpu"))
+from deepspeed.accelerator import get_accelerator
+print(get_accelerator().device_name())
+"""
+    environment = {**os.environ, "DS_ACCELERATOR": "cuda"}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.split()[-1] == "cpu"

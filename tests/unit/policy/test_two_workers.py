@@ -1,0 +1,145 @@
+"""Two learner workers with unequal shares take the steps of one, under every ZeRO stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_policy import FAMILIES, check_same_training, folder
+from two_workers import CASES, LEARNER, SAVED, samples_of
+
+from pixelis.policy import checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def launch(script: str, world: int, out: Path, *arguments: str) -> None:
+    """Run a script of this folder as `world` workers and wait for them."""
+    folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
+    here, root = Path(__file__).parents[1], Path(__file__).parents[3]
+    workers = []
+    for rank in range(world):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
+        command = [sys.executable, str(here / script), str(out), folders, *arguments]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    try:
+        outputs = [worker.communicate(timeout=840)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [w.returncode for w in workers] == [0] * world, "\n".join(s[-2500:] for s in outputs)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the metrics of both workers, `rank0.json` and `rank1.json`, and the checkpoint of SAVED."""
+    out = tmp_path_factory.mktemp("workers")
+    launch("two_workers.py", 2, out, "short")
+    return out
+
+
+@pytest.fixture(scope="module")
+def long_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the metrics of the long cases."""
+    out = tmp_path_factory.mktemp("long")
+    launch("two_workers.py", 2, out, "long")
+    return out
+
+
+def cases(sequence_parallel: int = 1) -> list[Any]:
+    """Names of the cases with at least so much sequence parallelism, as parameters."""
+    return [
+        pytest.param(name, marks=[pytest.mark.long] if case.long else [])
+        for name, case in CASES.items()
+        if case.sequence_parallel >= sequence_parallel
+    ]
+
+
+def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
+    """Folder with the results of a case."""
+    return request.getfixturevalue("long_out" if CASES[name].long else "out")
+
+
+def metrics(out: Path) -> dict[str, list[dict[str, float]]]:
+    """Metrics of each step by case, which both workers report equally."""
+    first, second = (json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2))
+    for name, steps in first.items():
+        for one, other in zip(steps, second[name], strict=True):
+            assert {k: v for k, v in one.items() if "second" not in k and "_per_s" not in k} == {
+                k: v for k, v in other.items() if "second" not in k and "_per_s" not in k
+            }
+    return first
+
+
+@pytest.mark.parametrize("name", cases())
+def test_two_workers_take_the_step_of_one(request: pytest.FixtureRequest, name: str) -> None:
+    case = CASES[name]
+    alone = case.trainer(stage=0)
+    try:
+        expected = case.run(alone, samples_of(case.family))
+    finally:
+        alone.close()
+    names = ("policy/loss", "policy/drift", "policy/grad_norm", *(("policy/kl",) if case.kl else ()))
+    assert case.kl == 0 or expected[-1]["policy/kl"] > 0
+    tolerance = {"abs": 1e-5, "rel": 1e-4} if case.dtype == "float32" else {"abs": 0.01, "rel": 0.03}
+    for step, one in zip(metrics(folder_of(name, request))[name], expected, strict=True):
+        assert [step[n] for n in names] == pytest.approx([one[n] for n in names], **tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_divided_while_it_is_read(out: Path, family: str) -> None:
+    for rank in range(2):
+        result = json.loads((out / f"divided{rank}.json").read_text())[family]
+        assert result["share"] == pytest.approx(0.5, abs=0.01)
+        assert result["weights"]
+        assert result["buffers"], "DeepSpeed has rounded the rotary frequencies"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_all_workers_skip_a_step_that_is_not_finite_on_one(out: Path, stage: int) -> None:
+    for rank in range(2):
+        assert json.loads((out / f"skipped{rank}_stage{stage}.json").read_text()) == [1, 1]  # the first step, not the second
+
+
+@pytest.mark.parametrize("name", cases(sequence_parallel=2))
+def test_workers_that_divide_the_row_have_the_gradients_of_one(request: pytest.FixtureRequest, name: str) -> None:
+    case = CASES[name]
+    alone = case.trainer(stage=0)
+    try:
+        case.run(alone, samples_of(case.family))
+        expected = alone.model.zero.moments()
+    finally:
+        alone.close()
+    moments = np.load(folder_of(name, request) / f"{name}.npz")
+    gradients = {key: values for key, values in expected.items() if key.endswith(".exp_avg")}  # a sum over the steps
+    scale = max(np.linalg.norm(values) for values in gradients.values())
+    for key, values in gradients.items():
+        assert np.linalg.norm(moments[key] - values) < 1e-5 * scale, key
+
+
+def test_one_worker_resumes_the_checkpoint_of_two(out: Path) -> None:
+    case = CASES[SAVED]
+    alone = case.trainer(stage=0)
+    moments, losses = [], []
+    for _ in range(case.steps):
+        losses.append(alone.update(samples_of(case.family))["policy/loss"])
+        moments.append(alone.model.zero.moments())
+    weights = alone.adapter().tensors
+    alone.close()
+    latest = checkpoint.latest(out)
+    assert latest is not None
+    tensors, _ = checkpoint.read(latest)
+    check_same_training(tensors["adapter"], tensors["optimizer"], weights, moments, 0.01 * LEARNER.lr)
+    resumed = case.trainer(stage=1)
+    try:
+        assert resumed.restore(latest) == {"rank": 0}
+        assert resumed.update(samples_of(case.family))["policy/loss"] < losses[0]
+    finally:
+        resumed.close()

@@ -1,0 +1,208 @@
+"""The judge against a real HTTP server that answers, stalls, refuses and sends invalid replies."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from chat_server import ChatServer
+from scored_episodes import episode, group
+
+from pixelis import config
+from pixelis.config import RewardsConfig
+from pixelis.errors import BadConfig, DataFailure
+from pixelis.rewards.judge import Judge, read_verdict
+from pixelis.rewards.llm_client import completion
+from pixelis.rewards.services import Services
+from pixelis.rewards.terms import score_group
+
+KEY = "TEST_JUDGE_KEY"
+
+
+def verdict(score, why: str = "same") -> str:
+    return json.dumps({"score": score, "why": why})
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = ChatServer(verdict(1))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def judge(server, monkeypatch):
+    monkeypatch.setenv(KEY, "sesame")
+    opened = []
+
+    def build(*replies, cache=None, **settings) -> Judge:
+        server.replies = list(replies) or server.replies
+        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, "total_timeout_s": 20, **settings}
+        opened.append(Judge(config.JudgeConfig(**values), cache))
+        return opened[-1]
+
+    yield build
+    for client in opened:
+        client.close()
+
+
+def code_of(judge: Judge, answer: str = "crimson") -> str:
+    with pytest.raises(DataFailure) as error:
+        judge.score("Which colour?", ["red"], answer)
+    return error.value.code
+
+
+def test_a_verdict(server, judge, monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "mine")
+    assert judge(verdict(1)).score("Which colour?", ["red"], "crimson") == 1.0
+    (request,) = server.requests
+    assert (request["path"], request["model"], request["temperature"]) == ("/v1/chat/completions", "tiny", 0.0)
+    assert json.loads(request["messages"][1]["content"]) == {
+        "accepted": ["red"],
+        "question": "Which colour?",
+        "student": "crimson",
+    }
+    sent = {name.lower(): value for name, value in server.headers[0].items()}
+    assert sent["authorization"] == "Bearer sesame"
+    assert not {"openai-organization", "openai-project"} & set(sent), "nothing of the user's account goes to another server"
+
+
+def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
+    started = time.monotonic()
+    answers = [(429, {"Retry-After": "0.2"}), (500, {}), b"<html>", verdict(0)]
+    assert judge(*answers).score("Which colour?", ["red"], "blue") == 0.0
+    assert [r["temperature"] for r in server.requests] == [0.0, 0.2, 0.4, 0.6]
+    assert 0.2 < time.monotonic() - started < 30
+
+
+def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
+    def slow(messages) -> str:
+        time.sleep(1.0)
+        return verdict(1)
+
+    client = judge(slow, concurrency=1, total_timeout_s=1.5)
+    with ThreadPoolExecutor(3) as threads:
+        scores = list(threads.map(lambda answer: client.score("Which colour?", ["red"], answer), ["a", "b", "c"]))
+    assert scores == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *[
+            "1",
+            "right",
+            '{"score": 2, "why": ""}',
+            '{"score": "1"}',
+            '{"score": true}',
+            '{"score": NaN}',
+            '{"why": "x"}',
+            "[1]",
+            "",
+        ],
+        *['{"score": 1, "why": "x", "more": 1}', 'Sure! {"score": 1, "why": "x"}', '{"score": 0.5, "why": ""}'],
+    ],
+)
+def test_invalid_verdicts_are_rejected(reply):
+    with pytest.raises(ValueError):
+        read_verdict(reply)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"null", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 99999]
+)
+def test_invalid_completions_are_rejected(body):
+    with pytest.raises(ValueError):
+        completion(body)
+
+
+def test_thoughts_and_fences_around_a_verdict_are_cut_off():
+    for text in (verdict(1, "x"), f"<think>hm</think>\n{verdict(1, 'x')}", f"```json\n{verdict(1, 'x')}\n```"):
+        assert read_verdict(text) == (1.0, "x")
+
+
+def test_persistent_failures_have_a_code(server, judge):
+    assert code_of(judge("nonsense", tries=3)) == "judge_garbage"
+    assert len(server.requests) == 3
+    assert code_of(judge((500, {}), tries=2)) == "judge_error"
+    assert code_of(judge((429, {"Retry-After": "0"}), tries=2)) == "judge_busy"
+    server.requests.clear()
+    assert code_of(judge((401, {}), tries=5)) == "judge_refused"
+    assert len(server.requests) == 1
+
+
+def test_a_stalling_judge_times_out(server, judge):
+    started = time.monotonic()
+    assert code_of(judge(30.0, timeout_s=0.3, tries=2)) == "judge_timeout"
+    assert code_of(judge(30.0, timeout_s=20, total_timeout_s=0.5, tries=5)) == "judge_timeout"
+    assert time.monotonic() - started < 10
+
+
+def test_no_redirect_is_followed_and_no_key_is_sent_without_one(server, judge, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "not for this server")
+    elsewhere = ChatServer(verdict(1))
+    client = judge((307, {"Location": f"{elsewhere.url}/chat/completions"}), tries=1, api_key_env="")
+    assert code_of(client) == "judge_refused"
+    elsewhere.close()
+    assert elsewhere.requests == []
+    assert "authorization" not in {name.lower() for name in server.headers[0]}
+
+
+def test_an_unreachable_server(judge):
+    assert code_of(judge(url="http://127.0.0.1:9/v1", tries=2)) == "judge_error"
+
+
+def test_verdicts_are_cached_in_memory_and_on_disk(server, judge, tmp_path):
+    cache = tmp_path / "run" / "judge.sqlite"
+    first = judge(verdict(1), cache=cache)
+    assert [first.score("?", ["red"], "crimson") for _ in range(3)] == [1.0] * 3
+    assert (first.client.counts, len(server.requests)) == ({"asked": 1, "cached": 2}, 1)
+    restarted = judge(verdict(0), cache=cache)
+    assert restarted.score("?", ["red"], "crimson") == 1.0
+    assert len(server.requests) == 1
+    assert restarted.score("?", ["red"], "blue") == 0.0
+    other = judge(verdict(0), cache=cache, model="larger")
+    assert other.score("?", ["red"], "crimson") == 0.0
+
+
+def test_a_failure_is_not_cached(server, judge):
+    client = judge("nonsense", verdict(1), tries=1)
+    assert code_of(client) == "judge_garbage"
+    assert client.score("Which colour?", ["red"], "crimson") == 1.0
+
+
+def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatch):
+    monkeypatch.setenv(KEY, "sesame")
+    server.replies = [verdict(1)]
+    settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
+    services = Services(settings)
+    answers = ["Red", "crimson", "crimson", None, "x" * 1000]
+    scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, services=services)
+    services.close()
+    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 1.0]  # how long an answer may be is the preset's
+    assert len(server.requests) == 2
+
+
+def test_an_unknown_verdict_is_unscored(server, monkeypatch):
+    monkeypatch.setenv(KEY, "sesame")
+    server.replies = ["nonsense"]
+    settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
+    services = Services(settings)
+    scored = score_group(group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"), settings, services=services)
+    services.close()
+    assert [(t.reward, t.unscored) for t in scored.trajectories] == [(1.0, None), (None, "judge_garbage")]
+
+
+def test_a_required_judge_without_settings_stops_the_run(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    url = {"url": "http://judge:8000/v1", "model": "tiny", "api_key_env": KEY}
+    with pytest.raises(BadConfig, match=KEY):
+        Services(RewardsConfig(judge=url)).check()
+    with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
+        Services(RewardsConfig(preset="mini-o3")).check()
+    Services(RewardsConfig(judge={**url, "api_key_env": ""})).check()
+    Services(RewardsConfig(preset="mini-o3", judge={"required": False})).check()
+    Services(RewardsConfig(preset="r1v")).check()

@@ -1,0 +1,225 @@
+"""The table of presets: each by hand on several trajectories, and how a preset meets the keys around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from test_rewards import A, T
+
+from pixelis import config
+from pixelis.config import RewardsConfig
+from pixelis.config.presets.rewards import REWARD_PRESETS
+from pixelis.errors import BadConfig
+from pixelis.policy.advantages import batch_advantages
+from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.rewards.grader import Grader
+from pixelis.rewards.terms import score_group
+
+CALL = '<tool_call>{"name":"zoom_in","arguments":{}}</tool_call>'
+
+
+def said(answer: str | None, *calls: str, last: str | None = None, tokens: int = 0) -> Trajectory:
+    """An episode with calls that are ``ok`` or ``error``, each after a thought, and an answer after a thought."""
+    turns = [Turn(role="user", text="?")]
+    for status in calls:
+        turns.append(Turn(role="assistant", text=T + CALL, action=Action(op="zoom_in")))
+        turns.append(Turn(role="tool", observation=Observation(status=status)))
+    text = T + f"<answer>{answer}</answer>" if last is None else last
+    turns.append(Turn(role="assistant", text=text, tokens=[1] * tokens))
+    stop = StopReason.ANSWER if answer is not None else StopReason.NO_ACTION
+    return Trajectory(question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=stop)
+
+
+def rewards(preset: str | RewardsConfig, *trajectories: Trajectory, **question) -> list[float | None]:
+    settings = preset if isinstance(preset, RewardsConfig) else RewardsConfig(preset=preset)
+    row = Question(**{"id": "q", "question": "?", "answers": ["7"], **question})
+    return [t.reward for t in score_group(Group(id="g", question=row, trajectories=list(trajectories)), settings).trajectories]
+
+
+RIGHT, WRONG = said("7"), said("1")
+BARE = said("7", last=A)
+VIDEO = {"media": [Media(id="vid0", uri="clip.mp4", kind="video")]}
+
+
+def test_pr_paper():
+    # acc + 0.5 * max(0.3 - RaPR, 0) * [call] + 0.05 * min(1 - n, 0), RaPR = 1/8 and n of executed calls
+    seven = [RIGHT, *[WRONG] * 5, said("7", "error")]
+    assert rewards("pr-paper", said("7", "ok"), *seven) == pytest.approx([1.0875, 1.0, *[0.0] * 5, 1.0])
+    assert rewards("pr-paper", said("1", "ok", "ok", "ok", "error"), *seven)[0] == pytest.approx(0.0875 - 0.1)
+    # RaPR = 3/8 is above 0.3: no bonus
+    many = [said("7", "ok"), said("1", "ok", "ok"), said("7", "ok"), *seven[:5]]
+    assert rewards("pr-paper", *many)[:3] == pytest.approx([1.0, -0.05, 1.0])
+
+
+def test_pr_repo():
+    # [n >= 1] * (max(0.3 - RaPR, 0) / k / RaPR * 0.25 - 0.05 * (n - 1)), n of requested calls; RaPR = 1/8
+    seven = [RIGHT, *[WRONG] * 6]
+    bonus = (0.3 - 0.125) / 2 / 0.125 * 0.25
+    assert bonus == pytest.approx(0.175)
+    assert rewards("pr-repo", said("7", "ok"), *seven) == pytest.approx([1.175, 1.0, *[0.0] * 6])
+    assert rewards("pr-repo", said("7", "ok"), *seven, **VIDEO)[0] == pytest.approx(1.0 + 0.7 / 3)
+    assert rewards("pr-repo", said("7", "error"), *seven)[0] == pytest.approx(0.175)  # right, but never repaired
+    assert rewards("pr-repo", said("7", "error", "ok"), *seven)[0] == pytest.approx(1.0 + 0.175 - 0.05)
+    assert rewards("pr-repo", said("1", "ok", "error", "error"), *seven)[0] == pytest.approx(0.175 - 0.1)
+
+
+@pytest.mark.parametrize("preset", ["rr-count", "rr-geo", "r1v"])
+def test_accuracy_and_format(preset):
+    assert rewards(preset, RIGHT, WRONG, BARE, said(None, last="words")) == [2.0, 1.0, 1.0, 0.0]
+
+
+def test_rr_trance():
+    truth = "change_size(1, small) change_color(2, red)"
+    answers = [truth, "change_size(1, large) change_color(2, red)", "change_size(1, small) change_size(1, small)", "none"]
+    actual = rewards("rr-trance", *[said(a) for a in answers], scorer="func_seq", answers=[truth])
+    assert actual == pytest.approx([2.0, 1.75, 1.25, 1.0])
+
+
+def test_rr_caption():
+    truth = "change_size(1, small) change_color(2, red)"
+    half = "change_size(1, large) change_color(2, red)"
+    full = "<summary>s</summary><caption>c</caption>" + T + f"<answer>{truth}</answer>"
+    more = {"scorer": "func_seq", "answers": [truth]}
+    # The sequence counts in full only: one wrong value is .5, not .75.
+    assert rewards("rr-caption", said(truth, last=full), said(half, last=full), said(truth), **more) == [2.0, 1.5, 1.0]
+
+
+def test_rr_long():
+    long = T.replace("so", "First, a. Next, b. Step 1: c." + "." * 50) + A
+    episodes = [RIGHT, said("7", last=long)]
+    assert rewards("rr-long", *episodes) == [2.0, 3.0]
+    with_length = RewardsConfig(preset="rr-long", length_start=0)
+    assert rewards(with_length, *episodes) == pytest.approx([2.0 + 0.05 * 0.5, 3.0 - 0.05 * 0.5])
+    grader = Grader(RewardsConfig(preset="rr-long"))
+    group = Group(id="g", question=Question(id="q", question="?", answers=["7"]), trajectories=episodes)
+    late = [[t.reward for t in grader.score(group, step=step).trajectories] for step in (799, 800)]
+    assert late == [[2.0, 3.0], pytest.approx([2.025, 2.975])]
+
+
+def test_ttrl():
+    assert rewards("ttrl", said("3"), said("3"), RIGHT, said(None)) == [1.0, 1.0, 0.0, 0.0]
+    assert rewards("ttrl", said("3"), said("3"), RIGHT, answers=None) == [1.0, 1.0, 0.0]
+
+
+def test_mini_o3():
+    episodes = [RIGHT, said("7", "ok"), said("1", "ok"), said(None, "ok", last=T + CALL)]
+    assert rewards("mini-o3", *episodes) == [1.0, 1.0, 0.0, 0.0]
+    # (1 - 0.1 * [call]) * acc + format
+    assert rewards("mini-o3-default", *episodes, BARE) == pytest.approx([2.0, 1.9, 1.0, 0.0, 1.0])
+
+
+def test_mini_o3_leaves_out_episodes_over_a_limit():
+    over = said(None, "ok", last=T + CALL).model_copy(update={"stop_reason": StopReason.OVER_TURN})
+    settings = config.load(None, ["rewards.preset=mini-o3", "rft.algorithm=mini_o3"])
+    assert "over_turn" in settings.rft.advantage.exclude
+    included = [t for t in (RIGHT, WRONG, over) if t.stop_reason.value not in settings.rft.advantage.exclude]
+    assert batch_advantages([rewards("mini-o3", *included)], settings.rft.advantage)[0] == pytest.approx(
+        [0.7071, -0.7071], abs=1e-4
+    )
+
+
+def test_deepeyes_paper():
+    broken = said("7", last="<think>" + T + A)
+    # acc + format (0 or -1) + [acc > 0] * tool
+    assert rewards("deepeyes-paper", RIGHT, said("7", "ok"), said("1", "ok"), said("7", "error"), broken) == [1, 2, 0, 1, 0]
+
+
+def test_deepeyes_repo():
+    episodes = [RIGHT, said("7", "ok"), said("1", "ok"), said("7", last="<think>" + T + A), said("1", last="<think>")]
+    assert rewards("deepeyes-repo", *episodes) == pytest.approx([0.8, 2.0, 0.0, 0.6, -0.2])
+    # math: 1.2 * acc + 0.4 * format, one box after the thought, nothing else is an answer, no tool bonus
+    boxed = said("7", "ok", last=T + r"\boxed{7}")
+    assert rewards("deepeyes-repo", boxed, RIGHT, WRONG, task="math") == pytest.approx([1.2, -0.4, -0.4])
+    # answers of 1000 characters are wrong and badly formed
+    assert rewards("deepeyes-repo", said("7" * 1000, "ok"), answers=["7" * 1000]) == pytest.approx([-0.2])
+
+
+def test_easyr1():
+    boxed = said("7", last=T + r"so \boxed{7}")
+    assert rewards("easyr1-math", boxed, RIGHT, said("1", last=T + r"\boxed{1}")) == pytest.approx([1.0, 0.9, 0.1])
+    assert rewards("easyr1-r1v", RIGHT, WRONG, BARE) == pytest.approx([1.0, 0.5, 0.5])
+
+
+def test_easyr1_dapo():
+    # +1 or -1, and 0 up to 16384 tokens, then down to -1 at 20480
+    lengths = [100, 16384, 18432, 20480, 30000]
+    assert rewards("easyr1-dapo", *[said("7", tokens=n) for n in lengths]) == pytest.approx([1, 1, 0.5, 0, 0])
+    assert rewards("easyr1-dapo", WRONG, said("1", tokens=18432)) == pytest.approx([-1.0, -1.5])
+
+
+def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
+    read = Turn(role="assistant", text=CALL, action=Action(op="read_text"))
+    sensible = said("7", "ok")
+    sensible = sensible.model_copy(
+        update={
+            "turns": [*sensible.turns[:3], read, Turn(role="tool", observation=Observation(status="ok")), *sensible.turns[3:]]
+        }
+    )
+    # zoom -> read is a good pair, and so is a thought after reading: mean of 0.2 and 0.2
+    episodes = [sensible, WRONG, said("7", "ok", "ok"), said(None)]
+    # zoom -> zoom repeated: mean of -0.5 and -0.3; no answer costs 0.1
+    for preset, coherence in (("pixelis-base", 0.0), ("pixelis-coherence", 0.1)):
+        expected = [1 + coherence * 0.2, 0.0, 1 - coherence * 0.4, -0.1]
+        assert rewards(preset, *episodes) == pytest.approx(expected)
+    for preset in ("pixelis-curiosity", "pixelis-full"):
+        assert rewards(preset, *episodes) == [None] * 4  # no embedder provides states
+
+
+# -- how a preset is resolved ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(REWARD_PRESETS))
+def test_every_preset_resolves_and_comes_back_equal(name):
+    resolved = config.load(None, [f"rewards.preset={name}"])
+    for part, value in REWARD_PRESETS[name].items():
+        shown = resolved.rewards.model_dump(mode="json")[part]
+        for key, expected in value.items() if isinstance(value, dict) and part != "tasks" else ():
+            assert shown[key] == expected
+    assert config.parse(yaml.safe_load(resolved.to_yaml())) == resolved
+
+
+def test_explicit_keys_win_over_the_preset_in_any_order():
+    for overrides in (
+        ["rewards.preset=pr-paper", "rewards.curiosity.alpha=2"],
+        ["rewards.curiosity.alpha=2", "rewards.preset=pr-paper"],
+    ):
+        resolved = config.load(None, [*overrides, "rewards.weights.format=0.25"]).rewards
+        assert (resolved.curiosity.alpha, resolved.curiosity.beta) == (2.0, 0.05)
+        assert (resolved.weights.format, resolved.weights.curiosity_bonus, resolved.weights.curiosity) == (0.25, 1.0, 0.0)
+
+
+def test_a_preset_replaces_the_weights_of_the_files_below_it(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text("rewards: {weights: {accuracy: 1, curiosity: 1}, cpus: 0.5, own: [a.b:c]}\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\nrewards: {preset: r1v, weights: {format: 0.5}}\n")
+    for resolved in (config.load(tmp_path / "top.yaml"), config.load(tmp_path / "base.yaml", ["rewards.preset=r1v"])):
+        assert resolved.rewards.weights.curiosity == 0.0
+        assert (resolved.rewards.cpus, resolved.rewards.own) == (0.5, {})
+    assert config.load(tmp_path / "top.yaml").rewards.weights.format == 0.5
+    nano = config.load("configs/nano/rft.yaml", ["rewards.preset=pr-repo"]).rewards.weights
+    assert (nano.curiosity, nano.format, nano.curiosity_bonus) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rewards.preset=pr-papr", "did you mean `pr-paper`"),
+        ("rewards.preset=zzz", "one of pr-paper"),
+        ("rewards.own=[sin]", "package.module:function"),
+        ("rewards.normalise.terms=[accurcy]", "did you mean `accuracy`"),
+        ("rewards.normalise.terms=[tool_misuse]", "must not be normalised"),
+        ("rewards.overlong.buffer=99999", "above max_tokens"),
+        ("rewards.weights.acuracy=1", "did you mean `rewards.weights.accuracy`"),
+    ],
+)
+def test_mistakes_are_named(override, message):
+    with pytest.raises(BadConfig) as caught:
+        config.load(None, [override])
+    assert message in str(caught.value)
+
+
+def test_running_state_lives_in_one_scorer():
+    with pytest.raises(BadConfig, match="workers=1"):
+        config.load(None, ["rewards.preset=pixelis", "rewards.workers=2"])
+    assert config.load(None, ["rewards.preset=pr-paper", "rewards.workers=2"]).rewards.workers == 2

@@ -1,0 +1,380 @@
+"""Rewards of whole groups: what scores, what is unscored, and each term by hand."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from scored_episodes import CALL, episode, group
+
+from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
+from pixelis.errors import BadInput, DataFailure
+from pixelis.records import Action, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.rewards import formats
+from pixelis.rewards.coherence import coherence, misuse, violations
+from pixelis.rewards.extraction import untagged
+from pixelis.rewards.mathematics import equal
+from pixelis.rewards.scorers import SCORERS, func_seq, letter
+from pixelis.rewards.terms import reward_metrics, score_group
+
+ALL = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=0.5, curiosity=1))
+
+
+def only(name: str, weight: float = 1.0, **more) -> RewardsConfig:
+    return RewardsConfig(weights=RewardWeightsConfig(**{"accuracy": 0.0, name: weight}), **more)
+
+
+def values(name: str, settings: RewardsConfig, *trajectories: Trajectory, **more) -> list[float]:
+    return [t.rewards[name] for t in score_group(group(*trajectories, **more), settings).trajectories]
+
+
+def test_reward_is_the_weighted_sum_of_raw_terms():
+    first, second = score_group(group(episode("7", ok=1), episode("1")), ALL).trajectories
+    assert first.rewards == {"accuracy": 1.0, "format": 1.0, "curiosity": 0.0}
+    assert first.weighted == {"accuracy": 1.0, "format": 0.5, "curiosity": 0.0}
+    assert first.reward == pytest.approx(1.5)
+    assert second.rewards == {"accuracy": 0.0, "format": 1.0, "curiosity": 0.0}
+    assert second.reward == pytest.approx(0.5)
+    assert first.unscored is second.unscored is None
+
+
+def test_the_default_weighs_the_answer_alone_and_logs_three_terms():
+    (trajectory,) = score_group(group(episode("7", ok=3)), RewardsConfig()).trajectories
+    assert trajectory.rewards == {"accuracy": 1.0, "format": 1.0, "curiosity": pytest.approx(-0.1)}
+    assert (trajectory.weighted, trajectory.reward) == ({"accuracy": 1.0}, 1.0)
+
+
+def test_a_task_has_weights_and_a_format_of_its_own():
+    other = RewardsConfig(
+        tasks={"math": TaskRewardsConfig(weights=RewardWeightsConfig(accuracy=2, format=1), format="think_answer")}
+    )
+    assert score_group(group(episode("7"), task="math"), other).trajectories[0].reward == 2.0
+    assert score_group(group(episode("7")), other).trajectories[0].reward == 1.0
+
+
+def test_the_total_is_clipped():
+    settings = RewardsConfig(weights=RewardWeightsConfig(accuracy=100), clip=10)
+    assert score_group(group(episode("7")), settings).trajectories[0].reward == 10.0
+
+
+def test_curiosity_is_the_papers_form_on_the_groups_rate():
+    # One caller of eight: 0.5 * (0.3 - 1/8) = 0.0875, the largest bonus the paper can give with G = 8.
+    episodes = [episode("1", ok=1), *[episode("1") for _ in range(7)]]
+    assert values("curiosity", ALL, *episodes) == pytest.approx([0.0875] + [0.0] * 7)
+    # Every call beyond the first costs 0.05; a rate above H earns nothing; failed calls neither earn nor cost.
+    busy = [episode("1", ok=3), episode("1", ok=1), episode("1", failed=4)]
+    assert values("curiosity", ALL, *busy) == pytest.approx([-0.1, 0.0, 0.0])
+    other = CuriosityConfig(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
+    pair = [episode("1", ok=2), episode("1")]
+    assert values("curiosity", only("curiosity", curiosity=other), *pair) == pytest.approx([0.8, 0.0])
+    both = RewardsConfig(weights=RewardWeightsConfig(curiosity_bonus=1, efficiency=1))
+    for trajectory in score_group(group(*episodes, episode("1", ok=4)), both).trajectories:
+        parts = trajectory.rewards
+        assert parts["curiosity"] == pytest.approx(parts["curiosity_bonus"] + parts["efficiency"])
+
+
+def test_calls_that_the_reference_of_a_refined_question_makes_are_free():
+    settings = only("curiosity")
+    busy = [episode("1", ok=n) for n in (1, 2, 3)]
+    assert values("curiosity", settings, *busy) == pytest.approx([0.0, -0.05, -0.1])
+    needed = {"reference_operations": ["zoom_in", "zoom_in"]}
+    assert values("curiosity", settings, *busy, meta=needed) == pytest.approx([0.0, 0.0, -0.05])
+    assert values("curiosity", settings, *busy, meta={"reference_operations": "zoom_in"}) == pytest.approx([0.0, -0.05, -0.1])
+
+
+def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
+    settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo", counts="requested"))
+    episodes = [episode("1", failed=1), *[episode("1") for _ in range(7)]]
+    # (0.3 - 0.125) / 2 / 0.125 * 0.25 = 0.175 for a picture, / 1.5 = 0.2333 for a clip.
+    assert values("curiosity_bonus", settings, *episodes) == pytest.approx([0.175] + [0.0] * 7)
+    clip = [Media(id="vid0", uri="clip.mp4", kind="video")]
+    assert values("curiosity_bonus", settings, *episodes, media=clip)[0] == pytest.approx(0.7 / 3)
+
+
+def test_tools_pay_only_with_a_right_answer():
+    trio = [episode("7", ok=1), episode("1", ok=1), episode("7"), episode("7", failed=1)]
+    assert values("tool_if_correct", only("tool_if_correct"), *trio) == [1.0, 0.0, 0.0, 0.0]
+    half = [episode("110", ok=1)]
+    for above, paid in ((0.0, 1.0), (0.8, 0.0)):
+        settings = only("tool_if_correct", tool_above=above)
+        assert values("tool_if_correct", settings, *half, answers=["100"], scorer="numeric_band") == [paid]
+
+
+def test_calls_and_unrepaired_errors_cost_a_part_of_the_score():
+    episodes = [episode("7", failed=1), episode("7", ok=1, failed=1), episode("7", ok=1), episode("7"), episode("1", failed=1)]
+    assert values("tool_penalty", only("tool_penalty"), *episodes) == [-1.0, -1.0, -1.0, 0.0, 0.0]
+    assert values("unrepaired_error_zero", only("unrepaired_error_zero"), *episodes) == [-1.0, -1.0, 0.0, 0.0, 0.0]
+    turns = list(episode("7", failed=1).turns)
+    repaired = episode("7").model_copy(update={"turns": turns[:-1] + episode("7", ok=1).turns[1:]})
+    assert values("unrepaired_error_zero", only("unrepaired_error_zero"), repaired) == [0.0]
+
+
+@pytest.mark.parametrize(("tokens", "value"), [(0, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0), (99, -1.0)])
+def test_overlong(tokens, value):
+    settings = only("overlong", overlong={"max_tokens": 10, "buffer": 4})
+    turns = [Turn(role="user", tokens=[1] * 50), Turn(role="assistant", tokens=[1] * tokens)]
+    trajectory = Trajectory(question_id="q", group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER)
+    assert values("overlong", settings, trajectory) == pytest.approx([value])
+
+
+def test_length_prefers_the_shorter_right_answer_and_starts_late():
+    def said(text: str, answer: str = "7") -> Trajectory:
+        return episode(answer).model_copy(update={"turns": [Turn(role="assistant", text=text)]})
+
+    episodes = [said("a" * 10), said("a" * 30), said("a" * 20, "1"), said("a" * 10, "1"), said("a" * 30, "1")]
+    now = only("length")
+    assert values("length", now, *episodes) == pytest.approx([0.5, -0.5, 0.0, 0.0, -0.5])
+    assert values("length", only("length", length_start=1), *episodes) == [0.0] * 5
+    assert values("length", now, said("abc"), said("xyz")) == [0.0, 0.0]
+
+
+def test_step_markers():
+    def said(text: str) -> Trajectory:
+        return episode("7").model_copy(update={"turns": [Turn(role="assistant", text=text)]})
+
+    texts = ["Step 1: a. Step 2: b", "1. one\n- two\n* three", "First, x. Next, y. Finally, z. Second, w.", "no steps"]
+    actual = values("step_markers", only("step_markers"), *[said(t) for t in texts])
+    assert actual == pytest.approx([2 / 3, 1.0, 1.0, 0.0])
+
+
+def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one():
+    episodes = [episode("7"), episode(" 7 "), episode("1"), episode(None, stop=StopReason.LENGTH)]
+    settings = RewardsConfig(preset="ttrl")
+    for answers in (None, ["7"], ["scrambled"]):
+        scored = score_group(group(*episodes, answers=answers), settings).trajectories
+        assert [t.reward for t in scored] == [1.0, 1.0, 0.0, 0.0]
+        assert [t.unscored for t in scored] == [None] * 4
+    tied = group(episode("7"), episode("1"), answers=None)
+    assert [t.reward for t in score_group(tied, settings).trajectories] == [1.0, 0.0]
+    for changes, causes in (({"tie": "abstain"}, "tie"), ({"min_share": 0.6}, "no_majority")):
+        strict = RewardsConfig(preset="ttrl", vote=changes)
+        assert {t.unscored for t in score_group(tied, strict).trajectories} == {causes}
+    silent = group(episode(None, stop=StopReason.LENGTH), episode(None, stop=StopReason.LENGTH), answers=["7"])
+    assert {(t.reward, t.unscored) for t in score_group(silent, settings).trajectories} == {(None, "no_majority")}
+
+
+def test_votes_for_a_choice_are_letters():
+    episodes = [episode("B. cat"), episode("(b)"), episode("A"), episode("A"), episode("cat")]
+    more = {"answers": None, "scorer": "mc_letter", "meta": {"options": ["dog", "cat"]}}
+    assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == [1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_episodes_that_the_system_ended_are_unscored_and_do_not_count():
+    broken = episode(None, ok=1, stop=StopReason.ERROR, unscored="bad_token")
+    late = episode(None, ok=1, stop=StopReason.DEADLINE)
+    scored = score_group(group(episode("7", ok=1), *[episode("7") for _ in range(7)], broken, late), ALL).trajectories
+    assert scored[0].rewards["curiosity"] == pytest.approx(0.0875)
+    assert [(t.reward, t.rewards, t.unscored) for t in scored[-2:]] == [(None, {}, "bad_token"), (None, {}, "deadline")]
+
+
+@pytest.mark.parametrize("stop", [StopReason.NO_ACTION, StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT])
+def test_episodes_that_the_policy_wasted_score_zero(stop):
+    (trajectory,) = score_group(group(episode(None, stop=stop)), ALL).trajectories
+    assert (trajectory.reward, trajectory.rewards["accuracy"], trajectory.rewards["format"]) == (0.0, 0.0, 0.0)
+
+
+def test_no_truth_is_unscored_and_a_pseudo_label_scores_without_looking_at_the_truth():
+    for answers in (None, []):
+        (blind,) = score_group(group(episode("7"), answers=answers), ALL).trajectories
+        assert (blind.reward, blind.unscored) == (None, "no_truth")
+        assert "accuracy" not in blind.rewards
+    unscored = score_group(group(episode("7"), episode("1"), answers=None), ALL)
+    assert [t.reward for t in score_group(unscored, ALL, truths=["7"]).trajectories] == [1.5, 0.5]
+    misled = score_group(group(episode("7"), episode("1"), answers=["1"]), ALL, truths=["7"])
+    assert [t.rewards["accuracy"] for t in misled.trajectories] == [1.0, 0.0]
+    assert all(t.unscored is None for t in misled.trajectories)
+
+
+def test_a_scorer_that_fails_is_a_cause_not_a_zero(monkeypatch):
+    def raises(case, tools):
+        raise ValueError("hung up")
+
+    def fails(case, tools):
+        raise DataFailure("no", code="truth_unparsable")
+
+    bad = {"raises": raises, "fails": fails, "nan": lambda case, tools: math.nan, "two": lambda case, tools: 2.0}
+    for name, scorer in {**bad, "text": lambda case, tools: "1"}.items():
+        monkeypatch.setitem(SCORERS, name, scorer)
+    causes = {"raises": "scorer_failed", "nan": "not_finite", "two": "out_of_range", "text": "wrong_type"}
+    for scorer, cause in {**causes, "fails": "truth_unparsable"}.items():
+        (trajectory,) = score_group(group(episode("7"), scorer=scorer), ALL).trajectories
+        assert (trajectory.reward, trajectory.unscored, trajectory.weighted) == (None, cause, {})
+        assert "accuracy" not in trajectory.rewards
+    (foreign,) = score_group(group(episode("7", dialect="klingon")), ALL).trajectories
+    assert (foreign.reward, foreign.unscored) == (None, "unknown_dialect")
+
+
+def test_an_unknown_scorer_is_bad_input():
+    with pytest.raises(BadInput, match=r"did you mean `mc_letter`") as caught:
+        score_group(group(episode("7"), scorer="mc_leter"), ALL)
+    assert caught.value.code == "unknown_scorer"
+    with pytest.raises(BadInput) as caught:
+        score_group(group(episode("7"), scorer="judge", answers=["seven"]), ALL)
+    assert caught.value.code == "no_judge"
+    forced = RewardsConfig(scorer="exact")
+    assert score_group(group(episode("7"), scorer="judge"), forced).trajectories[0].reward == 1.0
+
+
+def test_format_requires_every_turn_well_formed():
+    good = episode("7", ok=2)
+    assert formats.dialect(good) == 1.0
+    for change in ({"text": "zoom " + CALL}, {"error": "bad_box"}):
+        turns = [good.turns[0], good.turns[1].model_copy(update=change), *good.turns[2:]]
+        assert formats.dialect(good.model_copy(update={"turns": turns})) == 0.0
+    assert formats.dialect(Trajectory(question_id="q")) == 0.0
+
+
+T, A = "<think>so</think>", "<answer>7</answer>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "value"),
+    [
+        ("think_answer", [T + "\n" + A], 1.0),
+        ("think_answer", [A], 0.0),
+        ("think_answer", [T + A + "!"], 0.0),
+        ("think_answer", ["x" + T + A], 0.0),
+        ("caption", ["<summary>s</summary> <caption>c</caption> " + T + A], 1.0),
+        ("caption", [T + A], 0.0),
+        ("caption", ["<caption>c</caption><summary>s</summary>" + T + A], 0.0),
+        ("turns", [T + CALL, T + A], 1.0),
+        ("turns", [T + "<grounding>{}</grounding>\n", T + A], 1.0),
+        ("turns", [T + A], 1.0),
+        ("turns", [CALL, T + A], 0.0),
+        ("turns", [T + CALL + CALL, T + A], 0.0),
+        ("turns", [T + CALL, T + A + CALL], 0.0),
+        ("turns", [T + A, T + A], 0.0),
+        ("turns", [T + CALL], 0.0),
+        ("turns", [], 0.0),
+        ("think_boxed", [T + r" so \boxed{7}."], 1.0),
+        ("think_boxed", [r"< think >a< / think > \boxed{7}"], 1.0),
+        ("think_boxed", [r"\boxed{7}"], 0.0),
+        ("think_boxed", [T + "7"], 0.0),
+        ("think_boxed", [T + r"\boxed{7"], 0.0),
+        ("think_answer", [T + T + A], 1.0),
+        ("think_answer", ["<think><answer></think></answer>"], 0.0),
+        ("balanced", [T + CALL, T + A], 0.0),
+        ("balanced", ["plain words"], 0.0),
+        ("balanced", ["<think>" + T + A], -1.0),
+        ("balanced", [T + "<answer>7"], -1.0),
+        ("boxed_once", [T + r"\boxed{7}"], 0.0),
+        ("boxed_once", [T + "7"], -1.0),
+        ("boxed_once", [T + r"\boxed{7} \boxed{8}"], -1.0),
+        ("boxed_once", [r"<think>\boxed{7}</think>"], -1.0),
+    ],
+)
+def test_formats(kind, texts, value):
+    trajectory = Trajectory(question_id="q", turns=[Turn(role="assistant", text=text) for text in texts])
+    assert formats.FORMATS[kind](trajectory) == value
+
+
+@pytest.mark.parametrize(
+    ("unit", "start"),
+    [
+        ("a", ""),
+        ("a(", ""),
+        ("answer is ", ""),
+        (" ", "the answer is x"),
+        ("\n", "the answer is"),
+        ("</think>\\boxed{", "<think>"),
+        ("(A) ", ""),
+        ("**a** ", ""),
+        ("is so ", "x = "),
+        ("</think><answer></answer>", "<think>"),
+        ("</summary><caption></caption><think></think>", "<summary>"),
+    ],
+)
+def test_no_text_of_a_policy_takes_long_to_read(unit, start):
+    text = start + unit * (200_000 // len(unit)) + "x"
+    trajectory = Trajectory(question_id="q", turns=[Turn(role="assistant", text=text)], stop_reason=StopReason.NO_ACTION)
+    started = time.process_time()
+    untagged(trajectory)
+    for kind in ("think_answer", "caption", "think_boxed"):
+        assert formats.FORMATS[kind](trajectory) == 0.0
+    func_seq(text, ["change_size(1, small)"])
+    letter(text, ("a cat", "a dog"))
+    assert not equal(text, "7", lambda a, b: False)
+    assert time.process_time() - started < 2.0  # each takes some 10 ms; what backtracks takes minutes
+
+
+def test_an_answer_that_is_too_long_is_wrong_and_badly_formed():
+    settings = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=1), format="balanced", max_answer_chars=10)
+    (trajectory,) = score_group(group(episode("7" * 10), answers=["7" * 10]), settings).trajectories
+    assert trajectory.rewards["accuracy"] == 0.0
+    assert (trajectory.rewards["format"], trajectory.reward) == (-1.0, -1.0)
+
+
+# -- sequences of operations ----------------------------------------------------------------------------------------
+
+
+def chain(*ops: str | Action, think_last: bool = False, status: str = "ok", answer: str | None = "7") -> Trajectory:
+    turns = []
+    for number, op in enumerate(ops):
+        action = op if isinstance(op, Action) else Action(op=op, arguments={"language": str(number)})
+        turns.append(Turn(role="assistant", text=CALL, action=action))
+        turns.append(Turn(role="tool", observation=Observation(status=status)))
+    turns.append(Turn(role="assistant", text=(T if think_last else "") + A))
+    return Trajectory(question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
+
+
+POINT = Action(op="segment_object_at", arguments={"point": [0.5, 0.5]})
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "value"),
+    [
+        (chain(), 0.0),
+        (chain("zoom_in"), 0.0),
+        (chain("zoom_in", "read_text"), 0.2),
+        (chain(POINT, "get_properties"), 0.2),
+        (chain(POINT, "track_object"), 0.2),
+        (chain("read_text", think_last=True), 0.2),
+        (chain("zoom_in", "zoom_in"), -0.3),
+        (chain(Action(op="zoom_in"), Action(op="zoom_in")), (-0.5 - 0.3) / 2),
+        (chain(Action(op="read_text"), Action(op="read_text")), -0.5),
+        (chain("get_properties"), -0.3),
+        (chain("get_properties", POINT), (-0.3 - 0.3) / 2),
+        (chain(POINT, POINT), (-0.5 - 0.3) / 2),
+        (chain(Action(op="get_properties", arguments={"box": [0, 0, 1, 1]})), 0.0),
+        (chain("track_object", "track_object", "track_object", "track_object"), max(-1.0, (-0.3 * 3 - 1.2) / 4)),
+    ],
+)
+def test_coherence(trajectory, value):
+    assert coherence(trajectory)[0] == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("states", "value"),
+    [([[1, 0], [0.5, math.sqrt(0.75)]], 0.3), ([[1, 0], [1, 0.01]], -0.2), ([[1, 0], [0, 1]], -0.3), ([[1, 0], [0.8, 0.6]], 0.0)],
+)
+def test_coherence_depends_on_the_similarity_of_states(states, value):
+    assert coherence(chain("zoom_in"), states)[0] == pytest.approx(value)
+
+
+def test_misuse_is_counted_by_name():
+    picture, clip = Question(id="q", question="?", media=[Media(id="img0", uri="a.png")]), Question(id="q", question="?")
+    assert not violations(chain("zoom_in"), picture)
+    assert violations(chain(*["zoom_in"] * 5), picture) == {"overuse_zoom_in": 2}
+    counts = violations(chain("track_object"), picture)
+    assert counts == {"missing_prerequisite_track_object": 1, "track_on_static_image": 1}
+    assert misuse(counts) == pytest.approx(-0.3)
+    assert violations(chain("get_properties"), clip) == {"missing_prerequisite_get_properties": 1}
+    assert not violations(chain(POINT, "get_properties", "track_object"), clip)
+    assert violations(chain(POINT, "get_properties", status="error"), clip) == {"missing_prerequisite_get_properties": 1}
+    broken = [Turn(role="assistant", error=code) for code in ("out_of_range", "out_of_range", "bad_json", "unknown_op")]
+    counts = violations(Trajectory(question_id="q", turns=broken), picture)
+    assert counts == {"out_of_bounds_coordinates": 2, "invalid_operation": 2, "missing_answer": 1}
+    assert misuse(counts) == pytest.approx(-0.05 * 2 - 0.5 * 2 - 0.1)
+    metrics = reward_metrics([score_group(group(chain(*["zoom_in"] * 5)), only("tool_misuse"))])
+    assert metrics["reward/tool_misuse"] == pytest.approx(-0.2)
+    assert metrics["misuse/overuse_zoom_in"] == 2.0
+
+
+def test_metrics_hold_raw_and_weighted_terms_and_causes_of_mixed_questions():
+    unlabelled = group(episode("7"), answers=None)
+    metrics = reward_metrics([score_group(group(episode("7"), episode("1")), ALL), score_group(unlabelled, ALL)])
+    assert metrics["reward/accuracy"] == metrics["reward_weighted/accuracy"] == 0.5
+    assert (metrics["reward/format"], metrics["reward_weighted/format"]) == (1.0, 0.5)
+    assert (metrics["reward/total"], metrics["unscored/no_truth"]) == (pytest.approx(1.0), pytest.approx(1 / 3))
+    assert reward_metrics([]) == {}
