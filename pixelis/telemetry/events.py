@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pixelis.files import replacing
+
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
@@ -152,9 +154,8 @@ def drop_steps(path: str | Path, step: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     rows = [line for line in lines if (_event(line) or {"step": step})["step"] < step]
     if len(rows) < len(lines):
-        aside = path.with_name(f".{path.name}.aside")
-        aside.write_bytes(b"".join(rows))
-        aside.replace(path)
+        with replacing(path) as file:
+            file.writelines(rows)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

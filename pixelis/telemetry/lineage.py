@@ -104,10 +104,13 @@ def record(
     path = Path(path)
     if not path.exists():
         raise MissingFile(f"cannot record the lineage of {path}: it does not exist")
+    roles = inputs if isinstance(inputs, Mapping) else {"input": inputs}
+    single = (str, Path, Input)
+    by_role = {role: [sources] if isinstance(sources, single) else sources for role, sources in roles.items()}
     new = Record(
         kind=kind,
         sha256=None if grows else digest(path)[0],
-        inputs=[_resolve_input(role, source, path) for role, source in _with_roles(inputs)],
+        inputs=[_resolve_input(role, source, path) for role, sources in by_role.items() for source in sources],
         config_sha256=config.sha256 if config is not None else None,
         seed=config.run.seed if config is not None else None,
         code=code(),
@@ -208,7 +211,12 @@ def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
         if not paths:
             raise MissingFile(f"no file or folder {path}")
         root = Path(os.path.commonpath([p.parent for p in paths]))
-    names = {p.relative_to(root).as_posix(): p for p in paths if p.is_file() and _is_content(p.relative_to(root))}
+    names = {}
+    for file in filter(Path.is_file, paths):
+        relative = file.relative_to(root)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if not hidden and file.name not in EXCLUDED and not file.name.endswith(f".{NAME}"):
+            names[relative.as_posix()] = file
     hashed, size = hashlib.sha256(), 0
     for name in sorted(names):
         length = names[name].stat().st_size
@@ -217,11 +225,6 @@ def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
         if names[name].suffix.lower() not in MEDIA:
             hashed.update(_content_hash(names[name], length).encode())
     return hashed.hexdigest(), size
-
-
-def _is_content(name: Path) -> bool:
-    hidden = any(part.startswith(".") for part in name.parts)
-    return not hidden and name.name not in EXCLUDED and not name.name.endswith(f".{NAME}")
 
 
 def _content_hash(path: Path, size: int) -> str:
@@ -372,13 +375,6 @@ def mermaid(node: Node) -> str:
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------------------
-
-
-def _with_roles(inputs: Iterable[Source] | Mapping[str, Source | Iterable[Source]]) -> list[tuple[str, Source]]:
-    if not isinstance(inputs, Mapping):
-        return [("input", source) for source in inputs]
-    single = (str, Path, Input)
-    return [(role, source) for role, v in inputs.items() for source in ([v] if isinstance(v, single) else v)]
 
 
 def _resolve_input(role: str, source: Source, result: Path) -> Input:

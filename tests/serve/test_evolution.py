@@ -235,6 +235,7 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     assert [views["t"][0].flat[0] for views in fetch(batch.views)] == [ord(name) for name in "abcd"]
 
 
+@pytest.mark.long
 def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(evolution: ActorHandle) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
     crop = picture[:256, :256].copy()
@@ -258,6 +259,7 @@ def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(e
     wait_until(lambda: held_bytes() <= before)
 
 
+@pytest.mark.long
 def test_too_few_tasks_for_all_ranks_end_the_run(evolution: ActorHandle) -> None:
     submit(evolution, "a")
     ray.get(evolution.drain.remote())
@@ -265,6 +267,7 @@ def test_too_few_tasks_for_all_ranks_end_the_run(evolution: ActorHandle) -> None
     assert ray.get(evolution.stats.remote())["left_over"] == 1
 
 
+@pytest.mark.long
 def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     submit(evolution, *"abcd")
     first = ray.get(evolution.next_batch.remote(0, 2, 0), timeout=60)
@@ -275,6 +278,7 @@ def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=60) == [None, None]
 
 
+@pytest.mark.long
 def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> None:
     assert submit(evolution, "a", "b", rewards=(None, None, 1.0)) == [False, False]
     submit(evolution, *"cdef")
@@ -306,6 +310,7 @@ def test_nothing_is_learnt_from_a_user_whose_votes_are_rarely_clear(place: Calla
     assert (stats["unclear"], stats["received"], stats["queue"]) == (19, 41, 40), "the first one, still waiting, is dropped too"
 
 
+@pytest.mark.long
 def test_waiting_for_traffic_blocks_no_other_call(evolution: ActorHandle) -> None:
     waiting = evolution.next_batch.remote(0, 1, 0)
     with pytest.raises(GetTimeoutError):

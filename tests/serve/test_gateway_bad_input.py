@@ -1,4 +1,4 @@
-"""Invalid requests to both question routes: each gets a 4xx with a message, and none reaches a generator."""
+"""Invalid and generated requests: each gets a 4xx with a message, and none reaches a generator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import httpx
 import numpy as np
 import pytest
 from gateway_helpers import error_of, messages
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from scripted import Deployed, picture_url
 
@@ -272,3 +274,77 @@ def test_unusual_pictures_are_accepted(deployed: Deployed, name: str) -> None:
     response = deployed.ask("say 7", image=image, learn=False, remember=False)
     assert response.status_code == 200, response.text
     assert tuple(response.json()["trajectory"]["images"][0]["source_size"]) == size
+
+
+ROUTES = {"/v1/agent": agent, "/v1/chat/completions": chat, "/v1/responses": responses}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+NAMES = [
+    "question",
+    "image",
+    "messages",
+    "model",
+    "samples",
+    "temperature",
+    "seed",
+    "stream",
+    "user",
+    "n",
+    "top_k",
+    "tools",
+    "max_turns",
+]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> tuple[str, Any]:
+    """A route and a valid body of which some fields, or something inside them, are replaced."""
+    path = draw(st.sampled_from(sorted(ROUTES)))
+    body = ROUTES[path](image=picture_url((8, 8))) | ({"remember": False} if path == "/v1/agent" else {})
+    if "messages" in body and draw(st.booleans()):
+        (message,) = body["messages"]
+        place = draw(st.sampled_from([message, *message["content"]]))
+        place[draw(st.sampled_from(["role", "content", "type", "text", "image_url", "name"]))] = draw(VALUES)
+    for name in draw(st.lists(st.sampled_from(NAMES) | st.text(max_size=8), max_size=3)):
+        body[name] = draw(VALUES)
+    return path, body
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@given(mutated())
+def test_no_body_is_a_failure_of_the_service(deployed: Deployed, sent: tuple[str, Any]) -> None:
+    with deployed.client() as client:
+        reply = client.post(sent[0], content=json.dumps(sent[1]).encode(), headers={"Content-Type": "application/json"})
+    assert reply.status_code < 500 or reply.status_code == 504, reply.text
+    if reply.status_code >= 400:
+        assert error_of(reply)["code"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@given(
+    st.sampled_from(["GET", "POST", "DELETE", "PUT", "HEAD"]),
+    st.lists(
+        st.sampled_from(["v1", "agent", "experiences", "review", "models", "evolution", "pages", ".."]) | st.text(max_size=6),
+        max_size=4,
+    ),
+    st.dictionaries(st.sampled_from(["limit", "user", "before", "state"]) | st.text(max_size=4), st.text(max_size=8), max_size=2),
+    st.binary(max_size=40),
+)
+def test_no_path_or_query_is_a_failure_of_the_service(
+    deployed: Deployed, method: str, parts: list[str], query: dict[str, str], body: bytes
+) -> None:
+    encode = lambda text: "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))  # noqa: E731
+    path = "/" + "/".join(part if part.isascii() and part.isalnum() else encode(part) for part in parts)
+    pairs = "&".join(f"{encode(name)}={encode(value)}" for name, value in query.items())
+    if method == "DELETE" and parts[:2] == ["v1", "experiences"]:
+        return  # would delete
+    with deployed.client() as client:
+        reply = client.request(
+            method, f"{deployed.url}{path}?{pairs}", content=body, headers={"Content-Type": "application/json"}
+        )
+    assert reply.status_code < 500, reply.text
+    if reply.status_code >= 400 and method != "HEAD":
+        assert error_of(reply)["code"]
