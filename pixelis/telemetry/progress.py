@@ -65,7 +65,7 @@ class Progress:
         elif done != self.done:
             self._recent.append((now, done))
         self.done = done
-        self._metrics = "  ".join(f"{key} {_short(value)}" for key, value in metrics.items())
+        self._metrics = "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, left=self._left(), metrics=self._metrics)
         elif now - self._last_line >= self.every:
@@ -115,10 +115,6 @@ def clock(seconds: float) -> str:
     if rounded < 3600:
         return f"{rounded // 60}:{rounded % 60:02d} min"
     return f"{rounded // 3600}:{rounded % 3600 // 60:02d} h"
-
-
-def _short(value: float | int | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 class StepProgress:
