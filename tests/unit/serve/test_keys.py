@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import cast
 
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from pixelis.config import load
@@ -198,6 +200,20 @@ def test_a_route_is_refused_without_its_scope(tmp_path: Path) -> None:
                 assert reply.status_code not in (401, 403), (method, path, scope)
             else:
                 assert (reply.status_code, reply.json()["error"]["code"]) == (403, "missing_scope"), (method, path, scope)
+
+
+def test_every_route_but_health_requires_the_key_and_no_form_of_another_page(tmp_path: Path) -> None:
+    gateway = client(tmp_path, environment=digest("secret"))
+    routes = [route for route in cast(FastAPI, gateway.app).routes if isinstance(route, APIRoute)]
+    assert len(routes) > 20
+    for route in routes:
+        for method in route.methods:
+            path, post = re.sub(r"\{.*?\}", "a", route.path), method == "POST"
+            reply = gateway.request(method, path, json={} if post else None)
+            assert (reply.status_code == 401) == (path != "/healthz"), (method, path)
+            if post:
+                headers = {"Authorization": "Bearer secret", "Content-Type": "text/plain"}
+                assert gateway.post(path, content=b"{}", headers=headers).status_code == 415, path
 
 
 def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:
