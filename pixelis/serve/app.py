@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
+from pixelis.serve.access import is_loopback
 from pixelis.serve.agent import DRAIN_S
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import Gateway
@@ -95,14 +95,6 @@ def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
             "serve.host=127.0.0.1",
         )
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """True for ``localhost`` and loopback addresses; False for other names, whatever they resolve to."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def start(config: Config, backends: Backends) -> str:
