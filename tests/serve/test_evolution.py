@@ -196,6 +196,7 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     assert (stats["version"], stats["updates"], stats["handed"]) == (0, 1, 8)
 
 
+@pytest.mark.long
 def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
     submit(evolution, *"abcdefgh")
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["c", "d", "e", "f"]
@@ -210,6 +211,7 @@ def test_a_restarted_learner_gets_its_unfinished_batch_again(evolution: ActorHan
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == names(once)
 
 
+@pytest.mark.long
 def test_draining_hands_out_the_rest_and_then_none(evolution: ActorHandle) -> None:
     submit(evolution, *"abcde")
     ray.get(evolution.drain.remote())
@@ -481,6 +483,7 @@ def test_a_failed_learner_is_named_and_alerted_and_the_next_one_begins(place: Ca
     assert placed.call("status")["learner_failure"] == ""
 
 
+@pytest.mark.long
 def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
     own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
     placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)
