@@ -77,8 +77,7 @@ class Access:
 
 
 class Shield:
-    """ASGI middleware: the host check, security headers, request metrics, and 500 for an exception that
-    nothing handled."""
+    """ASGI middleware: host check, security headers, request metrics, and 500 for unhandled exceptions."""
 
     def __init__(self, app: ASGIApp, access: Access, counters: Counters):
         self.app, self.access, self.counters = app, access, counters
@@ -149,8 +148,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _route_label(scope: Scope) -> str:
-    """The route's path with its parameters unresolved. Other paths are the caller's and unbounded: they share
-    a label."""
+    """The route's path with its parameters unresolved. All unknown paths share a label."""
     if (route := scope.get("route")) is not None:
         return route.path
     page = scope["path"] in ("/", "/docs", "/openapi.json") or scope["path"].startswith("/page/")

@@ -27,13 +27,11 @@ APP_NAME = "pixelis"
 _SERVICE = re.compile(r"(?P<name>(?P<run>.+)-serve-[0-9a-f]{6})-store")
 """Name of the policy store of a driver's service."""
 SPARE_REQUESTS = 64
-"""Requests above those running and waiting that still reach the gateway: health checks, and those it answers
-with 429."""
+"""Further requests that reach the gateway: health checks, and those that it answers with 429."""
 
 
 def build(config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None) -> serve.Application:
-    """The application for ``serve.run``. Serve scales its replicas from ``serve.replicas`` to
-    ``serve.max_replicas``.
+    """The application for ``serve.run``, with ``serve.replicas`` to ``serve.max_replicas`` gateways.
 
     ``backends``: see ``Gateway``. ``key_digest`` None requires no key.
     """
@@ -125,8 +123,7 @@ def require_no_other(own: str) -> None:
 
 
 def stop() -> None:
-    """Stop the application once its requests are answered. Serve itself belongs to the cluster and keeps
-    running."""
+    """Stop the application once its requests are answered. Serve itself keeps running."""
     while APP_NAME in serve.status().applications:
         with contextlib.suppress(TimeoutError):  # Serve waits for 60 s, the last requests may take longer
             serve.delete(APP_NAME)
@@ -140,8 +137,7 @@ def url(config: Config) -> str:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise BadConfig if ``host:port`` cannot be bound. Serve's proxy would fail later, in a log of its
-    own."""
+    """Raise BadConfig if ``host:port`` cannot be bound: Serve would report it only in a log."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -25,8 +25,7 @@ RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
 """Kind of the alarms of a run: `step` and `text`."""
 NOTICE = "notice"
-"""Kind of the messages about lost nodes and waiting: `text`, and `waiting` if the run makes no steps until
-then."""
+"""Kind of the messages about lost nodes: `text`, and `waiting` if the run makes no steps until then."""
 JOINED = "generator/joined"
 LEFT = "generator/left"
 STREAMED = "weights/streamed"
@@ -124,8 +123,7 @@ def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
 
 
 def mark_replayed(run_dir: str | Path, step: int) -> int:
-    """Change the kind of steps and evaluations after `step` to `replayed`, before a run repeats them; returns
-    their number.
+    """Mark steps and evaluations after `step` as `replayed`, before a run repeats them; returns their number.
 
     In place and without a change of length, because other processes append to the same file.
     """
@@ -148,8 +146,7 @@ def mark_replayed(run_dir: str | Path, step: int) -> int:
 
 
 def drop_steps(path: str | Path, step: int) -> None:
-    """Remove the rows of `step` and later ones from a JSON-lines file that nobody is writing, before a run
-    repeats them."""
+    """Remove the rows of `step` and later ones from a JSON-lines file, before a run repeats them."""
     path = Path(path)
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     rows = [line for line in lines if (_event(line) or {"step": step})["step"] < step]

@@ -163,8 +163,7 @@ def of_checkpoint(run_dir: str | Path) -> dict[str, object] | None:
 
 
 def record_in_run(path: str | Path, kind: str) -> None:
-    """Write the lineage of a result inside the folder of a run: that of the run with the result's own
-    hash."""
+    """Write the lineage of a result inside a run's folder: the run's with the result's hash."""
     if (known := of_run(path, kind)) is None:
         raise MissingFile(f"{path} is not inside the folder of a run")
     write_json(lineage_file(path), known | {"sha256": digest(path)[0]})
@@ -185,8 +184,7 @@ def find_record(path: str | Path) -> tuple[Path, Record] | None:
 
 
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
-    """(sha256, bytes) of a file, of a folder, or of the files that a pattern with `*` matches. Raises
-    MissingFile.
+    """(sha256, bytes) of a file, a folder, or the matches of a pattern with `*`. Raises MissingFile.
 
     The hash of a folder covers names and contents, with two exceptions: names and sizes of pictures, clips
     and sounds; size, first block and 64 evenly spread blocks of weights above 64 MiB, as in
@@ -273,8 +271,7 @@ STATE_LABELS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A result or a source in a chain. state: comparison of its content with the hash that the result above
-    it recorded."""
+    """A result or source in a chain. state: its content compared with the hash that was recorded."""
 
     name: str
     role: str
@@ -294,8 +291,7 @@ class Node:
 
 
 def trace(path: str | Path) -> Node:
-    """The chain from a result to its sources, with every hash compared. Raises MissingFile for a result
-    without a lineage."""
+    """The chain from a result to its sources, with all hashes compared. Raises MissingFile."""
     path = Path(os.path.abspath(path))
     if not path.exists():
         raise MissingFile(f"{path} does not exist")
@@ -319,8 +315,7 @@ def _node(
 
 
 def _source(item: Input, result: Path, root: Path, above: tuple[Path, ...]) -> Node:
-    """The node of an input of ``result``, named by its path relative to ``root``, the folder of the traced
-    result."""
+    """The node of an input of ``result``, named by its path relative to ``root``."""
     if item.path is None:
         known = item.source == "nano" and item.sha256 is not None  # the embedded model, which lies in the package
         state: State = "unhashed" if not known else "ok" if fingerprint(resolve("nano")) == item.sha256 else "changed"
@@ -391,8 +386,7 @@ def _resolve_input(role: str, source: Source, result: Path) -> Input:
 
 
 def _relative_to(base: Path, item: Input, path: Path) -> Input:
-    """The input with its path, also inside its source, relative to ``base``; absolute if they share no
-    folder."""
+    """The input with its path, also in its source, relative to ``base`` if they share a folder."""
     path, base = Path(os.path.abspath(path)), Path(os.path.abspath(base))
     unrelated = os.path.commonpath([path, base]) == path.anchor
     shown = str(path) if unrelated else os.path.relpath(path, base)
@@ -400,8 +394,7 @@ def _relative_to(base: Path, item: Input, path: Path) -> Input:
 
 
 def local_path(source: str | Path) -> Path | None:
-    """The path of a source (`shop.jsonl`, `coco:/data/coco?split=val`), None for generated and remote ones.
-    Raises MissingFile."""
+    """The path of a local source (`shop.jsonl`, `coco:/data/coco?split=val`). Raises MissingFile."""
     if isinstance(source, Path) or os.path.exists(source):
         path = Path(source)
     else:

@@ -50,8 +50,7 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gateway/inside": ("gauge", ("replica",), "requests that run or wait in a gateway"),
     "gateway/policy_version": ("gauge", ("replica",), "policy version of a gateway's last answer"),
 }
-"""Metrics of actors: kind, tags, description. Learners also publish the metrics of each step
-(docs/metrics.md)."""
+"""Metrics of actors: kind, tags, description. docs/metrics.md has those of learners."""
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets of histograms."""

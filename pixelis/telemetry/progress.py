@@ -1,5 +1,4 @@
-"""Progress of a job: a live bar with the remaining time on a terminal, plain lines in a log file or a Ray
-job."""
+"""Progress of a job: a live bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 WINDOW = 20
-"""Number of recent updates that the speed is measured over, so that a slow first step does not distort it for
-long."""
+"""Recent updates that the speed is measured over."""
 
 
 class Progress:
@@ -57,8 +55,7 @@ class Progress:
         return self
 
     def update(self, done: int, *, waiting: bool = False, **metrics: float | int | str) -> None:
-        """Show that `done` of `total` are finished, with the latest metrics. waiting: the remaining time is
-        unknown."""
+        """Show that `done` of `total` are finished. waiting: the remaining time is unknown."""
         now = time.monotonic()
         if waiting or done < self.done:
             self._recent.clear()
@@ -118,8 +115,7 @@ def clock(seconds: float) -> str:
 
 
 class StepProgress:
-    """Progress of several steps, one after the other; call it with a step's name, its finished items and its
-    total."""
+    """Progress of several steps; call it with a step's name, its finished items and its total."""
 
     def __init__(self, name: str, enabled: bool = True):
         self.name, self.enabled = name, enabled

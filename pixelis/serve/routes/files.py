@@ -1,5 +1,4 @@
-"""``/v1/files``: pictures and clips that are uploaded once and asked about often. Other keys' files do not
-exist for a key."""
+"""``/v1/files``: pictures and clips that are uploaded once and asked about often."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ router = APIRouter(tags=["files"], dependencies=[Depends(Scoped("ask"))])
 
 @router.post("/v1/files", dependencies=UPLOAD_CHECKS)
 async def create_file(state: State, caller: Sender, form: Annotated[dict[str, FormField], Depends(read_upload)]) -> FileObject:
-    """Store a picture or clip, which is on disk when the reply arrives. Questions name it by its `id` until
-    it expires."""
+    """Store a picture or clip. Questions name it by its `id` until it expires."""
     unknown = set(form).difference(("file", "purpose", "expires_after[anchor]", "expires_after[seconds]"))
     if unknown:
         name = min(unknown)[:100]
