@@ -17,6 +17,7 @@ from pixelis.records import Action, ImageView
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> None:
     rng = np.random.default_rng(5)
     cases = []

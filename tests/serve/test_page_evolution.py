@@ -85,6 +85,7 @@ def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -
     assert page.locator("img[src=x]").count() == 0
 
 
+@pytest.mark.long
 def test_learning_is_paused_and_resumed(deployed: Deployed, opened: Opened) -> None:
     page = opened("evolution")
     expect(page.locator("#evolution-versions .served th")).to_have_text("Version 0")
@@ -166,6 +167,7 @@ def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
     return page
 
 
+@pytest.mark.long
 def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opened) -> None:
     page = shown(opened)
     rows = page.locator(".versions tbody tr")
