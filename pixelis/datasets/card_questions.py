@@ -1,7 +1,8 @@
-"""Questions and demonstrations about pictures and clips of the card world, as plain rows."""
+"""Questions and demonstrations about pictures and clips of the card world."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,48 @@ from pixelis.datasets.cards import (
     scene_of,
     zoom_box,
 )
-from pixelis.datasets.corruptions import Corruption
+from pixelis.datasets.corruptions import Corruption, corruption_of
+from pixelis.datasets.source_options import parse_options, whole_option
 from pixelis.errors import BadInput
+from pixelis.records import Demonstration, Question
+
+
+def read(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
+    """Questions of a `cards:` source from number ``start`` on; an epoch has ``count``. ``seed``: unless the source has one."""
+    options = _options(source, "shift", "corruption", "severity")
+    split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
+    corruption, shift = corruption_of(source, options), options.get("shift", "")
+    shares = {name: _share(source, options, name) for name in ("follow_up", "clips", "crops")}
+    for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
+        for number in range(max(0, start - epoch * count), count):
+            row = question_row(split, seed, number, shift, corruption=corruption, **shares)
+            yield Question.model_validate(row)
+
+
+def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
+    """The first ``count`` demonstrations of a `cards:` source. ``seed``: unless the source has one."""
+    options = _options(source, "aim")
+    shares = {name: _share(source, options, name) for name in ("aim", "follow_up", "clips", "crops")}
+    split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
+    rows = demonstration_rows(split, count, seed, direct_share, **shares)
+    return [Demonstration.model_validate(row) for row in rows]
+
+
+def _options(source: str, *own: str) -> dict[str, str]:
+    return parse_options(source, ("split", "seed", "follow_up", "clips", "crops", *own))[1]
+
+
+def _share(source: str, options: dict[str, str], name: str) -> float:
+    try:
+        return float(options.get(name, 0))
+    except ValueError:
+        raise BadInput(f"{source}: {name}={options[name]} is not a number") from None
+
+
+def _check_shares(**shares: float) -> None:
+    for name, value in shares.items():
+        if not 0 <= value <= 1:
+            raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
 
 
 def demonstration_rows(
@@ -34,15 +75,13 @@ def demonstration_rows(
     clips: float = 0.0,
     crops: float = 0.0,
 ) -> Iterator[dict]:
-    """Question rows with `turns`: zoom in, of a clip into the selected frame, then answer; ``direct_share`` answers at once.
+    """Question rows with `turns`: select the frame of a clip, zoom in, answer. A ``direct_share`` answers at once.
 
-    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at once. Boxes are on the
-    20/1000 grid, 0..1 of the picture, centred on the card to within half a grid step or one step, and up to ``aim`` (0..1 of the
+    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at once. Boxes are
+    on the 20/1000 grid, 0..1 of the picture, within a grid step of the card's centre, and up to ``aim`` (0..1 of the
     picture) beside it: a policy that learns from far misses zooms in without having located the card.
     """
-    for name, value in (("aim", aim), ("direct_share", direct_share)):
-        if not 0 <= value <= 1:
-            raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
+    _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
         row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops)
         row["turns"] = [{"answer": row["answers"][0]}]
@@ -72,15 +111,13 @@ def question_row(
 ) -> dict:
     """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
 
-    A share of ``follow_up`` are the second question of a conversation: only the first one, in ``history``, names the frame.
-    A share of ``crops`` of these show in ``history`` what the first question was answered from: a crop of the card in question
-    (``seen`` in the meta data) or, for every second of them, of another one; the second question then names its frame.
-    A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
+    A share of ``follow_up`` are the second question of a conversation; only the first, in ``history``, names the frame.
+    For a share of ``crops`` of these, ``history`` shows the crop that answered the first question: half of them of the card
+    in question (``meta.seen``), half of another card; the second question then names its frame. A share of ``clips`` are
+    about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
     """
     check_split(split)
-    for option, value in (("follow_up", follow_up), ("clips", clips), ("crops", crops)):
-        if not 0 <= value <= 1:
-            raise BadInput(f"{option} is {value}: it must lie between 0 and 1")
+    _check_shares(follow_up=follow_up, clips=clips, crops=crops)
     if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
         return _clip_row(split, seed, index, shift, corruption)
     card = scene_of(split, seed, index, shift).target
@@ -103,7 +140,7 @@ def question_row(
 
 
 def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
-    """Add to the history of a row a crop of the card in question, or of another one, which the first question was then about."""
+    """Add a crop to the history of a row: of the card in question if ``seen``, otherwise of another one."""
     card, *others = scene.cards
     shown = card if seen or not others else others[0]
     box = ",".join(str(round(at * PICTURE)) for at in zoom_box(shown))
@@ -116,9 +153,9 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
 
 
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
-    """A question about one second of a scene's clip, never the middle one, which is all that ``dialogue.frames=1`` shows first.
+    """A question about one second of a clip, never the middle one, which ``dialogue.frames=1`` shows first.
 
-    No single operation answers it: frames that are selected are too small to read, and only shown frames can be zoomed into.
+    No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed into.
     """
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
@@ -131,13 +168,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
         "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {
-            "colour": card.colour,
-            "box": list(card.box),
-            "shift": shift,
-            "second": second,
-            "expected_calls": calls,
-        },
+        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "second": second, "expected_calls": calls},
     }
 
 

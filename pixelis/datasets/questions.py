@@ -10,19 +10,18 @@ Rows are streamed, and shuffled in windows.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from pixelis.datasets import card_questions
+from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
-from pixelis.datasets.corruptions import corruption_of
 from pixelis.datasets.labels import OnLabels, labels_of, read_without_truths
-from pixelis.datasets.source_options import parse_options, whole_option
 from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question
 
@@ -33,15 +32,21 @@ CARDS_EPOCH = 1_000_000
 SHUFFLE_ROWS = 10_000
 """Questions of a window: a smaller source is shuffled as a whole."""
 SHARE_ROWS = 1000
-"""A share of bad rows is checked each time that so many rows were read, and at the end of the source."""
+"""A share of bad rows is checked after this many rows, and at the end of the source."""
 MAX_REPORTED = 5
 """Bad rows that an error lists."""
+_MODULES = {"cards": "card_questions", "packaged": "packaged", "rows": "formats"}
+"""Modules that read the sources other than annotated data sets, imported on use."""
+
+
+def _module(kind: str) -> Any:
+    return importlib.import_module(f"pixelis.datasets.{_MODULES[kind]}")
 
 
 class BadRowBudget:
     """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is an error.
 
-    Without a ``limit`` none is skipped, whatever data.max_bad_rows is.
+    None as ``limit`` is a held-out set, which must be complete whatever data.max_bad_rows is.
     """
 
     def __init__(self, source: str, limit: float | None = None, on_bad_row: Callable[[BadRow], None] | None = None):
@@ -89,16 +94,17 @@ def read_questions(
 ) -> Iterator[Question]:
     """Questions of ``source`` from number ``start`` on, endlessly unless ``epochs`` is set.
 
-    ``seed`` shuffles the rows differently in every epoch, within windows of ``shuffle_rows`` (None: source order), in which a row
-    of ``meta.weight`` w comes w times as often as one of weight 1; it also selects the pictures of a `cards:` source without a
-    seed. ``limit`` keeps the first N rows. The order depends on these arguments alone, so a run resumes by number. Up to
-    ``max_bad_rows`` (below 1: a share; None: a held-out set, which must be complete) are skipped, and ``on_bad_row`` is called
-    once for each. With ``on_labels`` truths are cut off at the reader, see ``pixelis.datasets.labels``, and only passed to it.
+    The order depends on the arguments alone, so that a run resumes by number. ``seed`` shuffles every epoch anew within
+    windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as often as one of weight 1.
+    The seed also selects the pictures of a `cards:` source without a seed. ``limit`` keeps the first N rows. Up to
+    ``max_bad_rows`` (below 1: a share; None: a held-out set, which must be complete) are skipped, and ``on_bad_row`` is
+    called once for each. With ``on_labels`` truths are cut off at the reader and only passed to it, see
+    ``pixelis.datasets.labels``.
 
     Raises MissingFile, and BadInput naming file, row and column.
     """
     if source.startswith("cards:"):
-        questions = _read_cards(source, seed, start, limit or CARDS_EPOCH, epochs)
+        questions = _module("cards").read(source, seed, start, limit or CARDS_EPOCH, epochs)
         return questions if on_labels is None else _cut(questions, on_labels)
     return epochs_of(
         lambda: read_rows(source, on_labels=on_labels),
@@ -113,10 +119,7 @@ def read_questions(
 
 
 def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0, on_labels: OnLabels | None = None) -> int:
-    """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit.
-
-    With ``on_labels`` rows may lack truths, as in `read_questions`.
-    """
+    """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit."""
     if source.startswith("cards:"):
         if not limit:
             raise BadConfig(f"an epoch of {source} has no end", fix="set data.limit, or steps instead of epochs")
@@ -135,15 +138,10 @@ def require_text(question: Question, source: str) -> Question:
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
     """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:` generated."""
     if source.startswith("cards:"):
-        options = _cards_options(source, "aim")
-        shares = [_share_option(source, options, name) for name in ("aim", "follow_up", "clips", "crops")]
-        split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
-        rows = card_questions.demonstration_rows(split, count, seed, direct_share, *shares)
-        return [Demonstration.model_validate(row) for row in rows]
-    demonstrations = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
-    return list(
-        itertools.islice(epochs_of(demonstrations, sampling_weight, BadRowBudget(source), seed=seed, kind="demonstration"), count)
-    )
+        return _module("cards").read_demonstrations(source, count, seed, direct_share)
+    rows = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
+    budget = BadRowBudget(source)
+    return list(itertools.islice(epochs_of(rows, sampling_weight, budget, seed=seed, kind="demonstration"), count))
 
 
 def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
@@ -163,18 +161,19 @@ def read_rows(source: str, kind: type[Question] = Question, on_labels: OnLabels 
 
     Raises MissingFile and BadInput for a source that cannot be read at all.
     """
-    # Imported late, because the card world needs none of what they import.
-    from pixelis.datasets import packaged, readers
-    from pixelis.datasets.formats import read_records
-
-    if not source.startswith("packaged:") and not readers.is_dataset(source):
-        return read_records(source, kind, on_labels)
+    if not is_annotated(source):
+        return _module("rows").read_records(source, kind, on_labels)
     if not issubclass(Question, kind):
         message = f"{source} holds annotated media, not demonstrations"
         raise BadInput(message, fix="generate demonstrations from it with jobs.synthesize")
-    ids, rows = UniqueIds(), packaged.read(source) if source.startswith("packaged:") else readers.read(source)
-    checked = (row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in rows)
+    ids, read = UniqueIds(), _module("packaged").read if source.startswith("packaged:") else readers.read
+    checked = (row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in read(source))
     return checked if on_labels is None else _cut(checked, on_labels)
+
+
+def is_annotated(source: str) -> bool:
+    """Whether a source is an annotated data set or packaged media, which are read as a whole."""
+    return source.startswith("packaged:") or readers.is_dataset(source)
 
 
 def first_rows(rows: Iterable[T | BadRow], limit: int) -> Iterator[T | BadRow]:
@@ -216,7 +215,8 @@ def epochs_of(
                     yield row
                 number += 1
         else:
-            for position, block in enumerate(_windows(usable, window)):
+            windows = iter(lambda: list(itertools.islice(usable, window)), [])  # noqa: B023
+            for position, block in enumerate(windows):
                 order = _shuffled([weight(row) for row in block], np.random.default_rng([seed, epoch, position]))
                 for i in order[max(0, start - number) :]:
                     yield block[i]
@@ -227,7 +227,7 @@ def epochs_of(
 
 
 def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
-    """The usable ones of one pass, the first ``limit`` unless that is 0."""
+    """The usable rows of one pass, the first ``limit`` unless that is 0."""
     for row in first_rows(rows, limit):
         bad = row if isinstance(row, BadRow) else None
         if budget is not None:
@@ -236,11 +236,6 @@ def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None)
             yield cast("T", row)
     if budget is not None:
         budget.check()
-
-
-def _windows(rows: Iterator[T], count: int) -> Iterator[list[T]]:
-    while block := list(itertools.islice(rows, count)):
-        yield block
 
 
 def _shuffled(weights: Sequence[float], rng: np.random.Generator) -> np.ndarray:
@@ -260,25 +255,3 @@ def sampling_weight(question: Question) -> float:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise BadInput(f"{question.id}: meta.weight {weight!r} is not a positive number", fix="remove or correct it")
     return float(weight)
-
-
-def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
-    options = _cards_options(source, "shift", "corruption", "severity")
-    scene = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
-    corruption = corruption_of(source, options)
-    follow_up, clips, crops = (_share_option(source, options, name) for name in ("follow_up", "clips", "crops"))
-    shift = options.get("shift", "")
-    for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
-        for number in range(max(0, start - epoch * count), count):
-            yield Question.model_validate(card_questions.question_row(*scene, number, shift, follow_up, clips, corruption, crops))
-
-
-def _cards_options(source: str, *own: str) -> dict[str, str]:
-    return parse_options(source, ("split", "seed", "follow_up", "clips", "crops", *own))[1]
-
-
-def _share_option(source: str, options: dict[str, str], name: str) -> float:
-    try:
-        return float(options.get(name, 0))
-    except ValueError:
-        raise BadInput(f"{source}: {name}={options[name]} is not a number") from None

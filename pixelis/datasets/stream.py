@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pixelis.config import DataConfig
-from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
-from pixelis.datasets.changes import Change, Read
 from pixelis.datasets.files import PART_BYTES, Part
 from pixelis.datasets.formats import Record, Records
 from pixelis.datasets.labels import Labels, OnLabels
@@ -22,6 +20,7 @@ from pixelis.datasets.questions import (
     BadRowBudget,
     epochs_of,
     first_rows,
+    is_annotated,
     read_questions,
     read_rows,
     require_text,
@@ -32,8 +31,23 @@ from pixelis.records import Question
 TASKS = 128
 """Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
 END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "problem", "labels"))
-"""The row at the end of a pass. Others have a record as JSON with its place and its labels if those were cut off, or the problem
-of a bad row: column, code, message and id."""
+"""The row at the end of a pass. Other rows hold a record as JSON with its place and the labels that were cut off, or the
+column, code, message and id of a bad row as ``problem``."""
+Read = Callable[[], Iterable[dict[str, Any]]]
+"""Returns the rows of a task."""
+
+
+class Change(NamedTuple):
+    """A change of records: a class whose instances map the texts of some records to as many others, each in a process.
+
+    arguments: of its constructor; workers: most processes; cpus: that each reserves; rows: of one call.
+    """
+
+    make: type
+    arguments: tuple
+    workers: int
+    cpus: float
+    rows: int
 
 
 class Text(NamedTuple):
@@ -53,32 +67,27 @@ def question_stream(
     on_bad_row: Callable[[BadRow], None] | None = None,
     on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
-    """The questions of ``data.train`` from number ``start`` on, in the order of ``read_questions``, endlessly.
+    """The questions of ``data.train`` from number ``start`` on, endlessly, in the order of ``read_questions``.
 
-    ``on_bad_row`` is called once for each row that cannot be used. With ``on_labels`` truths are cut off and only passed to it.
-    Raises what ``read_questions`` raises.
+    ``on_bad_row``, ``on_labels`` and errors are those of ``read_questions``.
     """
-    source, labels = data.train, on_labels is None
-
-    def question(text: Text) -> Question:
-        result = Question.model_validate_json(text.text).read_from(*text.origin)
-        if on_labels is not None and text.labels is not None:
-            on_labels(result.id, Labels(*json.loads(text.labels)))
-        return result
-
+    source = data.train
     if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
         yield from read_questions(source, seed, start, data.limit, on_labels=on_labels)
         return
-    passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True, labels=labels)])
+    passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)])
     budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
     for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows):
-        yield question(text)
+        question = Question.model_validate_json(text.text).read_from(*text.origin)
+        if on_labels is not None and text.labels is not None:
+            on_labels(question.id, Labels(*json.loads(text.labels)))
+        yield question
 
 
 def record_stream(
     source: str, kind: type[Question], change: Change, cards: Read | None = None, limit: int = 0
 ) -> Iterator[Text | BadRow]:
-    """The records of a source in order, once, as `read_rows` reads them, with changed texts: the first ``limit`` usable ones.
+    """The records of a source in order, once, with changed texts: the first ``limit`` usable ones.
 
     cards: reads a `cards:` source.
     """
@@ -87,16 +96,17 @@ def record_stream(
 
 
 def _passes(name: str, reads: list[Read], change: Change | None = None) -> Callable[[], Iterator[Text | BadRow]]:
-    """A function that returns the rows of the next pass through a source whose last task ends with `END`; one pass if changed."""
-    from pixelis.datasets.read_tasks import execute  # imports Ray Data: half a second, which cards do not need
+    """A function that returns the rows of the next pass through a source; only one pass if they are changed."""
+    from pixelis.datasets.execution import execute  # imports Ray Data: half a second, which cards do not need
 
     repeats = 1 if change else max(1, TASKS // len(reads))
-    rows = itertools.chain.from_iterable(execute(name, reads, repeats, change) for _ in ((0,) if change else itertools.count()))
+    executions = (0,) if change else itertools.count()
+    rows = itertools.chain.from_iterable(execute(name, reads, repeats, change) for _ in executions)
 
     def next_pass() -> Iterator[Text | BadRow]:
         ids = UniqueIds()
         for row in rows:
-            if row["file"] is None:
+            if row["file"] is None:  # the END of the pass
                 return
             if row["problem"] is not None:
                 yield BadRow(row["file"], row["row"], *row["problem"])
@@ -109,14 +119,14 @@ def _passes(name: str, reads: list[Read], change: Change | None = None) -> Calla
 
 def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False, labels: bool = True) -> Iterator[Read]:
     """The reading of each part of a source; of the whole source where it cannot be divided."""
-    text = functools.partial(_row, source, with_text)
-    if limit or source.startswith("packaged:") or readers.is_dataset(source):
-        yield functools.partial(_read_all, source, kind, limit, text, labels)
+    row = functools.partial(_row, source, with_text)
+    if limit or is_annotated(source):
+        yield functools.partial(_read_all, source, kind, limit, row, labels)
         return
     records, files = Records.open(source, kind, labels)
     parts = records.parts(files, PART_BYTES)
     for i, (part, name) in enumerate(parts, 1):
-        yield functools.partial(_read_part, records, part, name, text, i == len(parts))
+        yield functools.partial(_read_part, records, part, name, row, i == len(parts))
 
 
 def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Record], dict], labels: bool) -> Iterator[dict]:
@@ -135,25 +145,14 @@ def _read_part(records: Records, part: Part, name: str | None, row: Callable[[Re
         yield END
 
 
-def _json(labels: Labels | None) -> str | None:
-    return None if labels is None else json.dumps(labels)
-
-
 def _row(source: str, with_text: bool, record: Record) -> dict[str, Any]:
     file, row, value, labels = record
     if isinstance(value, BadRow):
         return END | {"file": file, "row": row, "problem": list(value[2:])}
-    if with_text:
+    weight, fields = 1.0, None
+    if with_text:  # a question for a policy: of a demonstration, without its turns
         require_text(value, source)
-    # A question for a policy: a demonstration's turns are not part of it.
-    text = value.model_dump_json(include=Question.model_fields.keys() - {"annotations"} if with_text else None)
-    weight = sampling_weight(value) if with_text else 1.0
-    return {
-        "id": value.id,
-        "text": text,
-        "weight": weight,
-        "file": file,
-        "row": row,
-        "problem": None,
-        "labels": _json(labels),
-    }
+        weight, fields = sampling_weight(value), Question.model_fields.keys() - {"annotations"}
+    text = value.model_dump_json(include=fields)
+    cut = None if labels is None else json.dumps(labels)
+    return END | {"id": value.id, "text": text, "weight": weight, "file": file, "row": row, "labels": cut}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.datasets.choices import shuffle_options
+from pixelis.datasets.question_changes import shuffle_options
 from pixelis.datasets.formats import read_records
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats import FORMATS, detect, read_records, write_chat, write_question
+from pixelis.datasets.formats import FORMATS, detect, load_format, read_records, write_chat, write_question
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.operations.image import load_image
@@ -53,8 +53,8 @@ def bytes_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.read_bytes(), "path": None}
 
 
-QUESTIONS = [name for name, format in FORMATS.items() if format.write and name != "question"]
-CHATS = [name for name, format in FORMATS.items() if format.write_chat]
+QUESTIONS = [name for name in FORMATS if load_format(name).write and name != "question"]
+CHATS = [name for name in FORMATS if load_format(name).write_chat]
 RL: dict[str, dict[str, Any]] = {
     "pixel_reasoner": {"qid": "vstar-7", "question": "What?", "answer": ["red"], "image": ["images/0.png"], "is_video": False},
     "reason_rft": {

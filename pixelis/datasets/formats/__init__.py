@@ -5,6 +5,8 @@ A format is recognised by the columns of a row, or named by the source (``rows.p
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,36 +18,73 @@ from pyarrow import fs
 from pydantic import ValidationError
 
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
-from pixelis.datasets.choices import option_seed, shuffle_options
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.files import Part, Source, read_file, read_part, split_file
 from pixelis.datasets.files import Row as FileRow
-from pixelis.datasets.formats import (
-    chat,
-    deepeyes,
-    easyr1,
-    mini_o3,
-    native,
-    pixel_reasoner,
-    pixelis_v0,
-    r1_v,
-    reason_rft,
-    sharegpt,
-    table,
-    ttrl,
-)
-from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.formats.base import IMAGES, VIDEOS, Format, Row
 from pixelis.datasets.labels import MASK, MASKED, Labels, OnLabels, labels_of, mask_truths, without_truths
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.datasets.prompts import PromptTemplate
+from pixelis.datasets.question_changes import question_changes
 from pixelis.errors import BadInput, first_problem
 from pixelis.records import Demonstration, Question
-from pixelis.rewards.scorers import find_scorer
 
-_MODULES = (native, pixel_reasoner, reason_rft, sharegpt, ttrl, deepeyes, mini_o3, r1_v, easyr1, pixelis_v0, table)
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a format is (``module:NAME`` in this package), and the columns by which its rows are recognised.
+
+    A row is of this format if it has all ``required`` columns, of which there must be some, one of ``any_of`` if there are
+    some, none of ``excluded`` and no other than ``allowed``; each is one text of names separated by spaces.
+    """
+
+    place: str
+    required: str
+    any_of: str = ""
+    excluded: str = ""
+    allowed: str = ""
+
+    def matches(self, columns: set[str]) -> bool:
+        """Whether a row with these columns may be of this format."""
+        return (
+            bool(self.required)
+            and columns.issuperset(self.required.split())
+            and columns.isdisjoint(self.excluded.split())
+            and (not self.any_of or not columns.isdisjoint(self.any_of.split()))
+            and (not self.allowed or columns.issubset(self.allowed.split()))
+        )
+
+
+_NO_MEDIA = " ".join(("reward_model", *IMAGES, *VIDEOS))
+FORMATS = {
+    "question": Entry("native:QUESTION", "id question", excluded="turns", allowed=" ".join(Question.model_fields)),
+    "demonstration": Entry("native:DEMONSTRATION", "id question turns", allowed=" ".join(Demonstration.model_fields)),
+    "pixel_reasoner": Entry("pixel_reasoner:PIXEL_REASONER", "qid question answer"),
+    "pixel_reasoner_sft": Entry("pixel_reasoner:PIXEL_REASONER_SFT", "message_list"),
+    "reason_rft": Entry("columns:REASON_RFT", "problem solution answer", excluded="doc_id cot"),
+    "reason_rft_text": Entry("columns:REASON_RFT_TEXT", "problem solution", excluded="answer image images image_path doc_id cot"),
+    "reason_rft_cot": Entry("columns:REASON_RFT_COT", "problem cot", excluded="doc_id"),
+    "sharegpt": Entry("sharegpt:CONVERSATIONS", "conversations", excluded="messages message_list"),
+    "sharegpt_messages": Entry("sharegpt:MESSAGES", "messages", excluded="conversations message_list"),
+    "ttrl": Entry("columns:TTRL", "prompt", any_of="answer source", excluded=_NO_MEDIA),
+    "ttrl_parquet": Entry("verl:TTRL_PARQUET", "prompt reward_model", excluded="images videos env_name"),
+    "deepeyes": Entry("verl:DEEPEYES", "prompt reward_model", any_of="images videos env_name"),
+    "mini_o3": Entry("columns:MINI_O3", "problem solution", any_of="doc_id images", excluded="answer image cot"),
+    "r1v": Entry("columns:R1V", "image problem solution", excluded="answer doc_id cot"),
+    "r1v_evaluation": Entry("columns:R1V_EVALUATION", "image_path question ground_truth", excluded="trajectory"),
+    "easyr1": Entry("columns:EASYR1", "problem answer", excluded="solution image image_path doc_id cot"),
+    "pixelis_trajectory": Entry("pixelis_v0:TRAJECTORY", "question trajectory answer", excluded="turns"),
+    "pixelis_chain": Entry("pixelis_v0:CHAIN", "answer", any_of="chain_of_thought visual_operations"),
+    "table": Entry("table:TABLE", ""),
+}
 UNLABELLED = ("ttrl", "ttrl_parquet")
 """Formats whose rows may lack an answer: TTRL learns without."""
-FORMATS: dict[str, Format] = {name: format for module in _MODULES for name, format in module.FORMATS.items()}
+
+
+@functools.cache
+def load_format(name: str) -> Format:
+    """The format of this name; its module is imported on first use."""
+    module, _, attribute = FORMATS[name].place.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
 def detect(columns: Iterable[str], row: str = "the row") -> str:
@@ -54,19 +93,19 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
     BadInput lists all formats if there is none or more than one.
     """
     names = set(columns)
-    matches = [name for name, format in FORMATS.items() if format.matches(names)]
+    matches = [name for name, entry in FORMATS.items() if entry.matches(names)]
     if len(matches) == 1:
         return matches[0]
     table_problem = ""
     if not matches and not names & {"media", "turns"}:  # these are rows of Pixelis with another mistake
+        from pixelis.datasets.formats.table import find_columns
+
         try:
-            table.find_columns(dict.fromkeys(columns), {})
+            find_columns(dict.fromkeys(columns), {})
             return "table"
         except RowError as error:
             table_problem = f", and as a table {error.column} {error.message}"
-    lines = "\n".join(
-        f"    {name}: {', '.join(f'{format.required} {format.any_of}'.split())}" for name, format in FORMATS.items()
-    )
+    lines = "\n".join(f"    {name}: {', '.join(f'{entry.required} {entry.any_of}'.split())}" for name, entry in FORMATS.items())
     problem = f"match the formats {' and '.join(matches)}" if matches else f"match no format{table_problem}"
     raise BadInput(
         f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}",
@@ -75,7 +114,7 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
     )
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 class Record(NamedTuple):
@@ -91,8 +130,8 @@ class Record(NamedTuple):
 class Records:
     """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows.
 
-    Without ``labels`` the truths are cut off, and rows may lack them. ``ambiguous``: the files whose names differ from another's
-    only in the suffix, which the ids of their rows keep.
+    Without ``labels`` the truths are cut off, and rows may lack them. Rows without an id are named after their file, with
+    its suffix if that is ``ambiguous``: the name of another file but for the suffix.
     """
 
     source: Source
@@ -114,57 +153,56 @@ class Records:
         if source.columns and source.format not in (None, "table"):
             message = f"{text}: {' and '.join(source.columns)} name columns of a table, not of rows of {source.format}"
             raise BadInput(message, fix="leave out format, or the columns")
-        if source.scorer is not None:
-            find_scorer(source.scorer)
-        if source.prompt is not None:
-            PromptTemplate(source.prompt)
-        if option_seed(source.shuffle_options) is not None and issubclass(kind, Demonstration):
+        question_changes(text, vars(source))
+        if source.shuffle_options and issubclass(kind, Demonstration):
             message = f"{text}: the turns of demonstrations name their options by letter, so that these cannot be shuffled"
             raise BadInput(message, fix="leave out shuffle_options")
         system, folder, files = source.files()
-        stems = {path: _stem(path, folder) for path in files}
-        names = Counter(stems.values()) + Counter({_inside(path, folder) for path in files})
-        ambiguous = frozenset(path for path, stem in stems.items() if names[stem] > 1)
+        inside = [_inside(path, folder) for path in files]
+        stems = [_without_suffix(path) for path in inside]
+        names = Counter(stems) + Counter(set(inside))
+        ambiguous = frozenset(path for path, stem in zip(files, stems, strict=True) if names[stem] > 1)
         return cls(source, kind, system, folder, labels, ambiguous), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
         """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its first row."""
         parts: list[tuple[Part, str | None]] = []
         for path in files:
-            cut = split_file(self.system, path, size)
-            # All parts of a file have the format of its first row, which only the first one holds.
-            rows = (row for row in read_file(self.system, path) if isinstance(row, FileRow)) if len(cut) > 1 else iter(())
-            first = next(rows, None)
-            name = self._detect(first) if first is not None and self.source.format is None else self.source.format
+            cut, name = split_file(self.system, path, size), self.source.format
+            if len(cut) > 1 and name is None:
+                # All parts of a file have the format of its first row, which only the first one holds.
+                rows = (row for row in read_file(self.system, path) if isinstance(row, FileRow))
+                name = next((self._detect(row) for row in rows), None)
             parts += [(part, name) for part in cut]
         return parts
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
         """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
-        root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
         name, columns = name or self.source.format, self.source.columns
-        file = (_inside if part.path in self.ambiguous else _stem)(part.path, self.folder)
-        seed = option_seed(self.source.shuffle_options)
-        prompt = PromptTemplate(self.source.prompt) if self.source.prompt is not None else None
+        file = _inside(part.path, self.folder)
+        if part.path not in self.ambiguous:
+            file = _without_suffix(file)
+        root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
+        change = question_changes(self.source.path, vars(self.source))
         for row in read_part(self.system, part):
             if isinstance(row, BadRow):
                 yield Record(row.file, row.row, row)
                 continue
             name = name or self._detect(row)
-            format = table.plain(columns) if columns else FORMATS[name]
-            arguments = f"{file}-{row.number}", format, root, self.kind, self.source
-            values = _records(row, *arguments, labels=self.labels)
-            labelled = values if self.labels else _records(row, *arguments)
-            for value, known in itertools.zip_longest(values, labelled[: len(values)]):
+            format = load_format(name)
+            if columns:
+                from pixelis.datasets.formats.table import plain
+
+                format = plain(columns)
+            arguments = f"{file}-{row.number}", name, format, root
+            values = self._records(row, *arguments, labels=self.labels)
+            labelled = [] if self.labels else self._records(row, *arguments)[: len(values)]
+            for value, known in itertools.zip_longest(values, labelled):
                 if isinstance(value, BadRow):
                     yield Record(row.file, str(row.number), value)
                     continue
-                known = known if isinstance(known, Question) else None
-                if seed is not None:
-                    value, known = shuffle_options(value, seed), shuffle_options(known, seed) if known is not None else None
-                labels = labels_of(known) if not self.labels and known is not None else None
-                value = (prompt.apply(value) if prompt is not None else value).read_from(row.file, str(row.number))
-                yield Record(row.file, str(row.number), value, labels)
+                labels = labels_of(change(known)) if isinstance(known, Question) else None
+                yield Record(row.file, str(row.number), change(value).read_from(row.file, str(row.number)), labels)
 
     def _detect(self, row: FileRow) -> str:
         if self.source.columns:
@@ -176,9 +214,43 @@ class Records:
             except BadInput as problem:
                 problems.append(problem)
         # One column too few or too many makes a bad row of our own format; any other schema ends the job.
-        if intended := native.intended_format(set(columns)):
-            return intended
+        known = Demonstration.model_fields.keys() & set(columns)
+        if {"id", "question"} & known and 2 * len(known) > len(columns):
+            return "demonstration" if "turns" in known else "question"
         raise problems[0]
+
+    def _records(
+        self, row: FileRow, id: str, name: str, format: Format, root: MediaRoot, labels: bool = True
+    ) -> Sequence[Question | BadRow]:
+        """The records of a row, or what is wrong with it. Without ``labels``: only the first, as others show its answer."""
+        values, own_id = row.values, row.values.get("id")
+
+        def bad(column: str, code: str, message: str) -> list[BadRow]:
+            named = str(own_id) if isinstance(own_id, str | int) else ""
+            return [BadRow(row.file, str(row.number), column, code, message, named)]
+
+        if not labels:
+            answer = self.source.columns.get("answer")
+            truths = [*MASKED, *filter(None, [answer])]
+            required = FORMATS[name].required.split() or [answer or "answer"]
+            values = mask_truths({**{column: MASK for column in required if column in truths}, **values}, truths)
+        try:
+            read = (format.demonstrate if issubclass(self.kind, Demonstration) else None) or format.read
+            result = read(values, id, root)
+            records = [result] if isinstance(result, Question) else result
+            for i, record in enumerate(records):
+                if not isinstance(record, self.kind):
+                    raise RowError("turns", "no_turns", f"not a {self.kind.__name__.lower()}: the row has no assistant turns")
+                records[i] = record if labels else without_truths(record)
+                records[i].model_dump_json()  # fails on half of a surrogate pair
+            return records if labels else records[:1]
+        except RowError as error:
+            return bad(error.column, error.code, error.message)
+        except ValidationError as error:
+            problem = first_problem(error, self.kind.model_fields)
+            return bad(problem.path or "all", problem.code, problem.message)
+        except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
+            return bad("all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
 
 
 def read_records(text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None) -> Iterator[Question | BadRow]:
@@ -200,52 +272,18 @@ def _inside(path: str, folder: str) -> str:
     return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
 
-def _stem(path: str, folder: str) -> str:
-    return str(PurePosixPath(_inside(path, folder)).with_suffix(""))
+def _without_suffix(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(""))
 
 
-def _records(
-    row: FileRow, name: str, format: Format, root: MediaRoot, kind: type[Question], source: Source, labels: bool = True
-) -> Sequence[Question | BadRow]:
-    """The records of a row, or what is wrong with it. Without ``labels`` those that show no answers of others: the first."""
-    values, own_id = row.values, row.values.get("id")
-    named = str(own_id) if isinstance(own_id, str | int) else ""
-
-    def bad(column: str, code: str, message: str) -> list[BadRow]:
-        return [BadRow(row.file, str(row.number), column, code, message, named)]
-
-    if not labels:
-        truths = [*MASKED, *filter(None, [source.columns.get("answer")])]
-        required = [*format.required.split(), *([source.columns.get("answer", "answer")] if format.required == "" else [])]
-        values = mask_truths({**{column: MASK for column in required if column in truths}, **values}, truths)
-    try:
-        read = (format.demonstrate if issubclass(kind, Demonstration) else None) or format.read
-        result = read(values, name, root)
-        records = [result] if isinstance(result, Question) else result
-        for i, record in enumerate(records):
-            if not isinstance(record, kind):
-                raise RowError("turns", "no_turns", f"not a {kind.__name__.lower()}: the row has no assistant turns")
-            record = record if labels else without_truths(record)
-            record.model_dump_json()  # fails on half of a surrogate pair
-            records[i] = record.model_copy(update={"scorer": source.scorer}) if source.scorer else record
-        return records if labels else records[:1]
-    except RowError as error:
-        return bad(error.column, error.code, error.message)
-    except ValidationError as error:
-        problem = first_problem(error, kind.model_fields)
-        return bad(problem.path or "all", problem.code, problem.message)
-    except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
-        return bad("all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------------
+# -- writing ------------------------------------------------------------------------------------------------------
 
 
 def write_question(record: Question, format: str) -> Row:
     """The row of a question in ``format``; BadInput if the format is not one of questions or cannot hold this one."""
-    write = FORMATS[format].write if format in FORMATS else None
+    write = load_format(format).write if format in FORMATS else None
     if write is None:
-        names = ", ".join(name for name, known in FORMATS.items() if known.write)
+        names = ", ".join(name for name in FORMATS if load_format(name).write)
         raise BadInput(f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
     if record.history and format != "question":
         raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write it as `question`")
@@ -257,18 +295,20 @@ def write_question(record: Question, format: str) -> Row:
 def _with_meta(row: Row, record: Question, format: str) -> Row:
     """The row with the columns that the record was read with and has no field for, if it is still a row of this format."""
     full = {**{key: value for key, value in record.meta.items() if key != "system"}, **row}
-    return full if [name for name, known in FORMATS.items() if known.matches(set(full))] == [format] else row
+    return full if [name for name, entry in FORMATS.items() if entry.matches(set(full))] == [format] else row
 
 
 def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = "") -> Row:
-    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default the one of its row, or the format's).
+    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default that of its row, or of the format).
 
     ``images`` are the files of the images that each call returned, in order, by default those of its row. BadInput if the
     format is not one of chats, if there are not as many entries as calls, or if the dialect cannot express a turn.
     """
-    known = FORMATS.get(format)
+    from pixelis.datasets.formats import chat
+
+    known = load_format(format) if format in FORMATS else None
     if known is None or known.write_chat is None:
-        names = ", ".join(name for name, known in FORMATS.items() if known.write_chat)
+        names = ", ".join(name for name in FORMATS if load_format(name).write_chat)
         raise BadInput(f"demonstrations cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
     if record.history:
         raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write rows of Pixelis")

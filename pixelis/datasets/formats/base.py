@@ -1,4 +1,4 @@
-"""Row formats, and the helpers that they share."""
+"""What a row format implements, and the helpers that formats share."""
 
 from __future__ import annotations
 
@@ -15,46 +15,30 @@ from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question, place_media
 
 Row = dict[str, Any]
+Read = Callable[[Row, str, MediaRoot], Question | list[Question]]
 _LEADING = re.compile(r"(\s*<(image|video)>)+\s*")
 _LETTER = re.compile(r"\(?([A-Z])\)?\.?")
 IMAGES = ("image", "images", "image_path", "image_paths", "image_file", "img", "picture", "file_name", "filename", "image_url")
 ANSWERS = ("answer", "answers", "solution", "response", "ground_truth", "label", "output", "target", "completion")
 VIDEOS = ("video", "videos", "video_path", "clip")
-"""Columns that rows call their media by; the first that a row has is read."""
+"""Usual names of columns; the first that a row has is read."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A row format: the columns that identify it, and how its rows are read and written.
+    """How rows of a format are read and written.
 
-    A row is detected to be of this format if it has all ``required`` columns, of which there must be some, one of ``any_of`` if
-    there are some, none of ``excluded`` and no other than ``allowed``; each is one text of names separated by spaces.
-
-    ``read(row, name, root)`` returns the record, or the records of a chat with several questions; ``name`` is the id of a row
-    without one. ``demonstrate`` reads a question with its answer as a demonstration that answers at once. ``write`` is None for
-    formats that are only read; ``write_chat(record, replies, images)`` takes the replies of the assistant rendered in ``dialect``
-    and the files of the images that each operation returned.
+    ``read(row, name, root)`` returns the record, or the records of a chat with several questions; ``name`` is the id of a
+    row without one. ``demonstrate`` reads a question with its answer as a demonstration that answers at once. ``write`` is
+    None for formats that are only read. ``write_chat(record, replies, images)`` gets the assistant's replies, rendered in
+    ``dialect``, and the image files that each operation returned.
     """
 
-    required: str
-    read: Callable[[Row, str, MediaRoot], Question | list[Question]]
+    read: Read
     write: Callable[[Question], Row] | None = None
     write_chat: Callable[[Demonstration, list[str], list[list[str]]], Row] | None = None
-    demonstrate: Callable[[Row, str, MediaRoot], Question | list[Question]] | None = None
+    demonstrate: Read | None = None
     dialect: str = ""
-    any_of: str = ""
-    excluded: str = ""
-    allowed: str = ""
-
-    def matches(self, columns: set[str]) -> bool:
-        """Whether a row with these columns may be of this format."""
-        return (
-            bool(self.required)
-            and columns.issuperset(self.required.split())
-            and columns.isdisjoint(self.excluded.split())
-            and (not self.any_of or not columns.isdisjoint(self.any_of.split()))
-            and (not self.allowed or columns.issubset(self.allowed.split()))
-        )
 
 
 def first_column(row: Row, names: Sequence[str]) -> str:
@@ -71,24 +55,18 @@ def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[
 
 
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
-    """The text without leading ``<image>`` and ``<video>``; RowError ``media_count`` if their numbers differ from the media's.
+    """The text without leading ``<image>`` and ``<video>``; RowError ``media_count`` or ``empty``.
 
     Marks inside the text, or in another order than the media, stay: they say where the media are shown.
     """
-    check_marks(text, column, [item.kind for item in media], ("image", "video"))
+    kinds = [item.kind for item in media]
+    check_marks(text, column, kinds, ("image", "video"))
     rest = text[leading.end() :] if (leading := _LEADING.match(text)) else text
-    shown = [piece for piece in place_media(text, [item.kind for item in media]) if isinstance(piece, int)]
+    shown = [piece for piece in place_media(text, kinds) if isinstance(piece, int)]
     text = (text if "<image>" in rest or "<video>" in rest or shown != sorted(shown) else rest).strip()
     if not text:
         raise RowError(column, "empty", "the text is empty")
     return text
-
-
-def marked(record: Question, placeholder: str) -> str:
-    """The text of a question with a mark for each of its media, unless it has marks already."""
-    if "<image>" in record.question or "<video>" in record.question:
-        return record.question
-    return "".join(placeholder.format(item.kind) for item in record.media) + record.question
 
 
 def scorer_of(answers: Sequence[str], otherwise: str) -> str:
@@ -109,6 +87,16 @@ def _is_json(value: Any) -> bool:
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def marked(record: Question, placeholder: str) -> str:
+    """The text of a question with a mark for each of its media, unless it has marks already."""
+    if "<image>" in record.question or "<video>" in record.question:
+        return record.question
+    return "".join(placeholder.format(item.kind) for item in record.media) + record.question
+
+
 def image_paths(record: Question, limit: int | None = None, clips: bool = False) -> list[str]:
     """The image files of a question; BadInput if there are more than ``limit``, or media other than images and ``clips``."""
     paths = [item.uri for item in record.media if item.kind == "image" and item.uri]
@@ -119,17 +107,9 @@ def image_paths(record: Question, limit: int | None = None, clips: bool = False)
     return paths
 
 
-def whole_clip(record: Question, clip: Media) -> list[str] | str:
-    """The frames or the file of a clip; BadInput for a part of one, for which rows of other systems have no column."""
-    if clip.spans:
-        raise BadInput(f"{record.id}: rows of this format hold whole clips, not spans of one", fix="cut the clip into a file")
-    return clip.frames or clip.uri
-
-
 def single_image(record: Question) -> str:
     """The file of the one image of a question; BadInput otherwise."""
-    paths = image_paths(record, 1)
-    if not paths:
+    if not (paths := image_paths(record, 1)):
         raise BadInput(f"{record.id}: rows of this format need an image", code="no_media")
     return paths[0]
 
@@ -137,3 +117,10 @@ def single_image(record: Question) -> str:
 def image_bytes(path: str) -> Row:
     """An image as parquet files hold it."""
     return {"bytes": Path(path).read_bytes(), "path": None}
+
+
+def whole_clip(record: Question, clip: Media) -> list[str] | str:
+    """The frames or the file of a clip; BadInput for spans of one, for which rows of other systems have no column."""
+    if clip.spans:
+        raise BadInput(f"{record.id}: rows of this format hold whole clips, not spans of one", fix="cut the clip into a file")
+    return clip.frames or clip.uri

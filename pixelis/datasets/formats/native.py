@@ -33,21 +33,5 @@ def _read(kind: type[Question]) -> Callable[[Row, str, MediaRoot], Question]:
     return read
 
 
-FORMATS = {
-    "question": Format(
-        "id question",
-        _read(Question),
-        lambda record: record.model_dump(mode="json"),
-        excluded="turns",
-        allowed=" ".join(Question.model_fields),
-    ),
-    "demonstration": Format("id question turns", _read(Demonstration), allowed=" ".join(Demonstration.model_fields)),
-}
-
-
-def intended_format(columns: set[str]) -> str | None:
-    """The format that a row with a misspelt or missing column was probably meant to have, or None."""
-    known = Demonstration.model_fields.keys() & columns
-    if not {"id", "question"} & columns or 2 * len(known) <= len(columns):
-        return None
-    return "demonstration" if "turns" in columns else "question"
+QUESTION = Format(_read(Question), lambda record: record.model_dump(mode="json"))
+DEMONSTRATION = Format(_read(Demonstration))

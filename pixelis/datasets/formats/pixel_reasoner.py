@@ -58,7 +58,5 @@ def _write_chat(record: Demonstration, replies: list[str], images: list[list[str
     return {"message_list": turns}
 
 
-FORMATS = {
-    "pixel_reasoner": Format("qid question answer", _read, _write),
-    "pixel_reasoner_sft": Format("message_list", _read_chat, write_chat=_write_chat, dialect="pixel_reasoner"),
-}
+PIXEL_REASONER = Format(_read, _write)
+PIXEL_REASONER_SFT = Format(_read_chat, write_chat=_write_chat, dialect="pixel_reasoner")

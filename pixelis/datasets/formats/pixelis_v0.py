@@ -207,7 +207,4 @@ def _image_size(media: list[Media], column: str) -> Callable[[], tuple[int, int]
     return size
 
 
-FORMATS = {
-    "pixelis_trajectory": Format("question trajectory answer", _read_trajectory, excluded="turns"),
-    "pixelis_chain": Format("answer", _read_chain, any_of="chain_of_thought visual_operations"),
-}
+TRAJECTORY, CHAIN = Format(_read_trajectory), Format(_read_chain)

@@ -5,6 +5,7 @@ The images lie in the column ``images``, in the order of the ``<image>`` in the 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from pixelis.datasets import fields
@@ -26,8 +27,12 @@ class ChatColumns:
     assistant: str
     placeholder: str
 
+    def format(self, dialect: str) -> Format:
+        """The format of these chats; ``dialect`` is the one they are written in."""
+        return Format(self.read, write_chat=self.write, demonstrate=functools.partial(self.read, reply=True), dialect=dialect)
+
     def read(self, row: Row, name: str, root: MediaRoot, reply: bool = False) -> list[Question]:
-        """The demonstrations of a row, or its question with a separate answer, which may be its ``reply``; raises RowError."""
+        """The demonstrations of a row, or its question, to which a separate answer is the ``reply`` if that is set."""
         images, videos, truth = (first_column(row, names) for names in (IMAGES, VIDEOS, ANSWERS))
         turns = show_media(turns_of(row, self.chat, root), root.media(row, images, videos), self.chat)
         asks = turns[-1].role == "user" and bool(truth)
@@ -36,10 +41,6 @@ class ChatColumns:
             turns.append(ChatTurn("assistant", reply_of(row[truth])))
         used = (self.chat, images, videos, truth if truths else "")
         return read_chat(row, name, turns, *used, truths=truths, asks=asks and not reply)
-
-    def demonstrate(self, row: Row, name: str, root: MediaRoot) -> list[Question]:
-        """The demonstrations of a row, also of a question with a separate answer; raises RowError."""
-        return self.read(row, name, root, reply=True)
 
     def write(self, record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
         """The row of a demonstration; BadInput if it has clips."""
@@ -50,30 +51,8 @@ class ChatColumns:
         question = record.question if "<image>" in record.question else self.placeholder * len(paths) + record.question
         for user, reply in zip([question, *results], replies, strict=True):
             chat += [{self.role: self.user, self.text: user}, {self.role: self.assistant, self.text: reply}]
-        return {
-            "id": record.id,
-            self.chat: chat,
-            "images": [*paths, *(path for files in images for path in files)],
-        }
+        return {"id": record.id, self.chat: chat, "images": [*paths, *(path for files in images for path in files)]}
 
 
-CONVERSATIONS = ChatColumns("conversations", "from", "value", "human", "gpt", "<image>\n")
-MESSAGES = ChatColumns("messages", "role", "content", "user", "assistant", "<image>")
-FORMATS = {
-    "sharegpt": Format(
-        "conversations",
-        CONVERSATIONS.read,
-        demonstrate=CONVERSATIONS.demonstrate,
-        write_chat=CONVERSATIONS.write,
-        dialect="mini_o3",
-        excluded="messages message_list",
-    ),
-    "sharegpt_messages": Format(
-        "messages",
-        MESSAGES.read,
-        demonstrate=MESSAGES.demonstrate,
-        write_chat=MESSAGES.write,
-        dialect="plain",
-        excluded="conversations message_list",
-    ),
-}
+CONVERSATIONS = ChatColumns("conversations", "from", "value", "human", "gpt", "<image>\n").format("mini_o3")
+MESSAGES = ChatColumns("messages", "role", "content", "user", "assistant", "<image>").format("plain")

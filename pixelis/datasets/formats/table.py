@@ -1,123 +1,26 @@
-"""Tables: rows with a question, its answer and its media in columns, as most people have them.
-
-Other systems name the columns in their own way (``Columns``); a plain table names them as people do (``plain``).
-"""
+"""Plain tables: a question, its answer and its media in columns of any usual name, or in columns that the source names."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from string import ascii_uppercase as LETTERS
 
 from pixelis.datasets import fields
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import (
-    ANSWERS,
-    IMAGES,
-    VIDEOS,
-    Format,
-    Row,
-    first_column,
-    image_paths,
-    marked,
-    scorer_of,
-    whole_clip,
-)
+from pixelis.datasets.formats.base import ANSWERS, IMAGES, VIDEOS, Format, Row, first_column
 from pixelis.datasets.formats.chat import read_chat
-from pixelis.datasets.formats.messages import ChatTurn, reply_of, show_media, turns_of
+from pixelis.datasets.formats.columns import Columns
+from pixelis.datasets.formats.messages import turns_of
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Question
 from pixelis.rewards.scorers import option_lines
 
 QUESTIONS = ("question", "problem", "query", "prompt", "instruction")
-_TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
-"""In the ids of Reason-RFT's questions about transformations, whose answers are sequences of functions."""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which column holds which field of a question.
-
-    Rows without an ``id`` or ``task`` column in their format may still have ``id`` and ``data_source``. ``scorer`` scores the
-    answers that are not a letter of a choice. ``placeholder`` is written before the question, once for each of its media.
-    ``unlabelled``: rows may lack the answer, and the scorer follows from the question alone: a letter if it lists options.
-    """
-
-    question: str
-    answers: str
-    images: str = ""
-    videos: str = ""
-    id: str = ""
-    task: str = ""
-    scorer: str = "math"
-    split: str = "train"
-    placeholder: str = ""
-    unlabelled: bool = False
-
-    def format(
-        self, required: str, write: Callable[[Question], Row] | None = None, any_of: str = "", excluded: str = ""
-    ) -> Format:
-        """The format of rows with these columns, see ``Format``."""
-        return Format(required, self.read, write or self.write, demonstrate=self.demonstrate, any_of=any_of, excluded=excluded)
-
-    def read(self, row: Row, name: str, root: MediaRoot) -> Question:
-        """The question of a row; RowError names the column that cannot be used."""
-        unlabelled = self.unlabelled and row.get(self.answers) in (None, "", [])
-        answers = None if unlabelled else fields.answers(row, self.answers)
-        question = self._records(row, name, self.chat(row, root), answers, asks=True)
-        scorer = scorer_of(answers or [], self.scorer)
-        if self.unlabelled:
-            scorer = "mc_letter" if option_lines(question.question) else self.scorer
-        return question.model_copy(update={"scorer": "func_seq" if _TRANCE.search(question.id) else scorer})
-
-    def demonstrate(self, row: Row, name: str, root: MediaRoot) -> Question:
-        """The question with its first answer as a reply, which the dialect writes if it has no tags; RowError as `read`."""
-        answers = fields.answers(row, self.answers)
-        chat = [*self.chat(row, root), ChatTurn("assistant", reply_of(row[self.answers]))]
-        return self._records(row, name, chat, answers).model_copy(update={"scorer": scorer_of(answers, self.scorer)})
-
-    def _records(self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False) -> Question:
-        task = self.task or "data_source"
-        used = (self.question, self.answers, self.images, self.videos, "history", task, self.id)
-        question = read_chat(row, name, chat, *used, truths=answers, asks=asks, own_words=False)[-1]
-        own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
-        return question.model_copy(update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split})
-
-    def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
-        """The earlier exchanges, which a ``history`` lists as pairs, and the question, which may be a list of messages."""
-        history = fields.optional(row, "history", list, [])
-        if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history):
-            raise RowError("history", "wrong_type", "expected a list of pairs of a question and its answer")
-        turns = [ChatTurn(("user", "assistant")[i], text) for pair in history for i, text in enumerate(pair)]
-        if isinstance(row.get(self.question), list):
-            turns += turns_of(row, self.question, root)
-        else:
-            turns.append(ChatTurn("user", fields.text(row, self.question)))
-        return show_media(turns, root.media(row, self.images, self.videos), self.question)
-
-    def write(self, record: Question) -> Row:
-        """The row of a question; BadInput if the format cannot hold its media."""
-        answers = record.answers or []
-        row: Row = {self.id: record.id} if self.id else {}
-        row[self.question] = marked(record, self.placeholder)
-        if answers:
-            row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
-        if self.task:
-            row[self.task] = record.task
-        if self.videos and (clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]):
-            row[self.videos] = clips
-        if paths := image_paths(record, None if self.images else 0, clips=bool(self.videos)):
-            row[self.images] = paths
-        return row
-
-
-# -- plain tables -----------------------------------------------------------------------------------------------------------
 
 
 def find_columns(row: Row, named: Mapping[str, str]) -> Columns:
-    """The columns of a plain table: those ``named`` as question, answer and image, otherwise those that people call so.
+    """The columns of a plain table: those ``named`` as question, answer and image, otherwise those with a usual name.
 
     RowError ``missing_column`` or ``ambiguous_columns``, with the columns of the row.
     """
@@ -143,24 +46,21 @@ def find_columns(row: Row, named: Mapping[str, str]) -> Columns:
 
 
 def plain(named: Mapping[str, str]) -> Format:
-    """The format of a plain table whose columns are ``named`` as question, answer and image, or called so."""
+    """The format of a plain table whose columns are ``named`` as question, answer and image, or have a usual name."""
 
     def read(row: Row, name: str, root: MediaRoot, reply: bool = False) -> Question | list[Question]:
         columns = find_columns(row, named)
-        row = _as_meant(row, columns)
+        row = _with_options(row, columns)
         if isinstance(answer := row.get(columns.answers), list) and any(isinstance(item, dict) for item in answer):
             chat = [*columns.chat(row, root), *turns_of(row, columns.answers, root)]
             return read_chat(row, name, chat, columns.question, columns.answers, columns.images, columns.videos, "history")
         return columns.demonstrate(row, name, root) if reply else columns.read(row, name, root)
 
-    def demonstrate(row: Row, name: str, root: MediaRoot) -> Question | list[Question]:
-        return read(row, name, root, reply=True)
-
-    return Format("", read, demonstrate=demonstrate)
+    return Format(read, demonstrate=lambda row, name, root: read(row, name, root, reply=True))
 
 
-def _as_meant(row: Row, columns: Columns) -> Row:
-    """The row with an instruction's input and the options as lines in its question, and the letter of an option as its answer."""
+def _with_options(row: Row, columns: Columns) -> Row:
+    """The row with an instruction's input and its options in the question, and the letter of an option as its answer."""
     question, answer, images = (row.get(column) for column in (columns.question, columns.answers, columns.images))
     row = dict(row)
     if isinstance(images, str) and images.startswith("["):
@@ -192,4 +92,4 @@ def _options(row: Row) -> list[str]:
     return [str(option).strip() for option in value] if 1 < len(value) <= len(LETTERS) else []
 
 
-FORMATS = {"table": plain({})}
+TABLE = plain({})

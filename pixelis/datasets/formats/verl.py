@@ -1,9 +1,12 @@
-"""The rows of verl, as TTRL and DeepEyes write them: a chat, images, and the answer in ``reward_model``."""
+"""Parquet rows of verl: a chat in ``prompt`` and the answer in ``reward_model``.
+
+DeepEyes's rows also hold images, and the tools in ``env_name``. TTRL's have no media and may lack the answer.
+"""
 
 from __future__ import annotations
 
 from pixelis.datasets import fields
-from pixelis.datasets.formats.base import Row, marked, scorer_of
+from pixelis.datasets.formats.base import Format, Row, image_bytes, image_paths, marked, scorer_of
 from pixelis.datasets.formats.chat import read_chat
 from pixelis.datasets.formats.messages import show_media, turns_of
 from pixelis.datasets.media_root import MediaRoot
@@ -14,8 +17,8 @@ MATH_SOURCES = frozenset(("thinklite_eureka", "xince"))
 """The sources that DeepEyes rewards as mathematics: task ``math``, whatever the question is."""
 
 
-def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
-    """The question of the last user turn, with the earlier ones as history; RowError names the column that cannot be used.
+def _read(row: Row, name: str, root: MediaRoot) -> Question:
+    """The question of the last user turn, with the earlier ones as history.
 
     Rows without media may lack the answer, and their scorer follows from the question alone.
     """
@@ -47,10 +50,10 @@ def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
 
 
 def _tools(row: Row) -> tuple[list[str] | None, str | None]:
-    """The operations and the environment of ``env_name``.
+    """The operations and the environment that ``env_name`` names.
 
-    DeepEyes' own environments of pictures are operations, an empty name means none, and without the column they are those of the
-    run. Any other name is that of an environment, which the run must know (``toolbox.environments``).
+    DeepEyes's own environments of pictures are operations, an empty name offers none, and a row without the column has
+    those of the run. Any other name is that of an environment of the run (``toolbox.environments``).
     """
     if "env_name" not in row:
         return None, None
@@ -62,7 +65,7 @@ def _tools(row: Row) -> tuple[list[str] | None, str | None]:
     return None, name
 
 
-def write_chat_row(record: Question, style: str, ability: str) -> Row:
+def _write(record: Question, style: str, ability: str) -> Row:
     """The row of a question without its images; ``style`` is how verl scores it."""
     meta = record.meta
     source, system = meta.get("data_source", record.task), meta.get("system")
@@ -78,3 +81,18 @@ def write_chat_row(record: Question, style: str, ability: str) -> Row:
         "reward_model": {"style": style, **model} | ({"ground_truth": record.answers[0]} if record.answers else {}),
         "extra_info": {**extra, "split": record.split, "index": extra["index"] if str(extra.get("index")) == index else index},
     }
+
+
+def _write_deepeyes(record: Question) -> Row:
+    images = [image_bytes(path) for path in image_paths(record)]
+    tools = record.environment or ("visual_toolbox_v2" if record.tools != [] else "")
+    return _write(record, "model", "vl") | {"images": images, "env_name": record.meta.get("env_name", tools)}
+
+
+def _write_ttrl(record: Question) -> Row:
+    image_paths(record, 0)
+    return _write(record, "rule", "math")
+
+
+DEEPEYES = Format(_read, _write_deepeyes)
+TTRL_PARQUET = Format(_read, _write_ttrl)

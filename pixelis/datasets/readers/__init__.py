@@ -1,7 +1,7 @@
 """Readers of annotated data sets in their official layouts: each row becomes a question with ``annotations``.
 
-A source is ``NAME:ROOT?split=train&key=value``, where `prompts.OPTIONS` are keys of all sets. Images and clips are named, never
-opened; where an annotation file lacks the size of an image, only its header is read.
+A source is ``NAME:ROOT?split=train&key=value``, where `question_changes.OPTIONS` are keys of all sets. Images and clips are
+named, never opened; where an annotation file lacks the size of an image, only its header is read.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import tomllib
 from pathlib import Path
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.prompts import OPTIONS, question_changes
-from pixelis.datasets.readers import agents, benchmarks, captions, coco_like, exams, motion, temporal, text, video_masks
+from pixelis.datasets.question_changes import OPTIONS, question_changes
 from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows
 from pixelis.datasets.source_options import parse_options, suggest
 from pixelis.errors import BadInput
 
-_MODULES = (coco_like, text, captions, video_masks, motion, temporal, agents, benchmarks, exams)
 _CATALOG = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
-READERS = {name: DatasetReader(name, read=read, **_CATALOG[name]) for module in _MODULES for name, read in module.READERS.items()}
+READERS = {name: DatasetReader(name, **entry) for name, entry in _CATALOG.items()}
 
 
 def is_dataset(source: str) -> bool:
@@ -30,12 +28,12 @@ def is_dataset(source: str) -> bool:
 def read(source: str) -> Rows:
     """The rows of a source in the order of its files: questions, and the rows that cannot be used as values.
 
-    BadInput for an unknown name or option at once, and while reading for a file of the wrong kind; MissingFile, which quotes the
-    official layout, before the first row.
+    BadInput for an unknown name or option at once, and while reading for a file of the wrong kind; MissingFile, which
+    quotes the official layout, before the first row.
     """
     root = find(source)
-    change = question_changes(root.options)
-    return (row if isinstance(row, BadRow) else change(row) for row in root.reader.read(root))
+    change = question_changes(source, root.options)
+    return (row if isinstance(row, BadRow) else change(row) for row in root.reader.rows(root))
 
 
 def find(source: str) -> DatasetRoot:

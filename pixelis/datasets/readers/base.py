@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
+import importlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,18 +35,26 @@ MAX_FIELD_CHARACTERS = 1 << 28
 class DatasetReader:
     """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``.
 
-    ``layout`` is the folder tree, quoted in errors. ``options`` are the keys that a source may set, with their defaults. ``task``
-    is the capability it grounds, ``source`` where the layout is described. ``exhaustive``: all objects of an annotated category
-    are annotated, so they can be counted.
+    ``task`` is the capability it grounds. ``read``: the function, or the module of this package whose ``READERS`` has it.
+    ``layout`` is the folder tree, quoted in errors, and ``source`` where it is described. ``options`` are the keys that a
+    source may set, with their defaults. ``exhaustive``: all objects of an annotated category are annotated, so they can be
+    counted.
     """
 
     name: str
     task: str
-    read: Callable[[DatasetRoot], Rows]
+    read: Callable[[DatasetRoot], Rows] | str
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
     exhaustive: bool = False
+
+    def rows(self, root: DatasetRoot) -> Rows:
+        """The rows below ``root``; imports the module of the reader."""
+        read = self.read
+        if isinstance(read, str):
+            read = importlib.import_module(f"pixelis.datasets.readers.{read}").READERS[self.name]
+        return read(root)
 
 
 @dataclass(frozen=True)

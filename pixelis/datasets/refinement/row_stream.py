@@ -9,10 +9,9 @@ from typing import Any
 
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.changes import Change
 from pixelis.datasets.refinement.pipeline import ROWS_AT_A_TIME, records
 from pixelis.datasets.refinement.row_checks import CheckedRow, RowChecker
-from pixelis.datasets.stream import END, record_stream
+from pixelis.datasets.stream import END, Change, record_stream
 from pixelis.records import Demonstration
 from pixelis.rewards.services import Services
 

@@ -1,0 +1,115 @@
+"""Options of every source that change its questions: another scorer, shuffled options, a prompt template around the text.
+
+A template is Jinja, as EasyR1's `format_prompt`. It receives `content`, the question's text, its `task` and `id`, and
+`kind`: `choice` for a question that lists options, else `open`. It runs in Jinja's sandbox and never sees an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jinja2
+import numpy as np
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pixelis.datasets.source_options import whole_option
+from pixelis.errors import BadInput, MissingFile
+from pixelis.records import Demonstration, Question
+from pixelis.rewards.scorers import find_scorer, letter, option_lines
+
+OPTIONS = ("scorer", "prompt", "shuffle_options")
+"""The scorer of all questions, the template around each, and the seed of the order of their options."""
+PROMPTS = {
+    "reason_rft": "{{ content }}\n"
+    "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
+    "{% elif 'trance' in task or 'trance' in id or 'transformation' in id %}Answer with the sequence of functions alone."
+    "{% else %}Answer with a number alone.{% endif %}",
+}
+"""Templates that ship with Pixelis, by name."""
+_OPTION = re.compile(r"(?<![A-Za-z])\(?([AB])[.):]\s*\S")
+_NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
+"""An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
+
+
+def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
+    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput for an unusable value."""
+    scorer, template = options.get("scorer"), options.get("prompt")
+    seed = None
+    if text := options.get("shuffle_options"):
+        seed = whole_option(source, {"shuffle_options": text}, "shuffle_options", 0)
+    prompt = PromptTemplate(template) if template else None
+    if scorer:
+        find_scorer(scorer)
+
+    def change(question: Question) -> Question:
+        if scorer:
+            question = question.model_copy(update={"scorer": scorer})
+        if seed is not None:
+            question = shuffle_options(question, seed)
+        return question if prompt is None else prompt.apply(question)
+
+    return change
+
+
+class PromptTemplate:
+    """A compiled template; MissingFile or BadInput for one that cannot be used."""
+
+    def __init__(self, name: str):
+        self.name, path = name, Path(name)
+        if name not in PROMPTS and not path.is_file():
+            raise MissingFile(f"there is no prompt template {name}", fix=f"name a file, or one of {', '.join(PROMPTS)}")
+        text = PROMPTS.get(name) or path.read_text(encoding="utf-8")
+        # The result is text for a model, not HTML: nothing is to be escaped.
+        environment = ImmutableSandboxedEnvironment(autoescape=False, undefined=jinja2.StrictUndefined)
+        try:
+            self.template = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise BadInput(f"{name}, line {error.lineno}: {error.message}", code="bad_template") from None
+
+    def apply(self, question: Question) -> Question:
+        """The question with the rendered text; BadInput for a template that fails or renders no text."""
+        kind = "choice" if {"A", "B"} <= set(_OPTION.findall(question.question)) else "open"
+        known = {"content": question.question, "task": question.task, "id": question.id, "kind": kind}
+        try:
+            text = self.template.render(**known).strip()
+        except jinja2.TemplateError as error:
+            fix = f"a template may use {', '.join(known)}"
+            raise BadInput(f"{self.name}: {error.message}", code="bad_template", fix=fix) from None
+        if not text:
+            raise BadInput(f"{self.name} renders no text for {question.id}", code="bad_template")
+        return question.model_copy(update={"question": text})
+
+
+def shuffle_options(question: Question, seed: int) -> Question:
+    """The question with its option lines ``A. text`` or ``(A) text`` in another order, and answers by their new letters.
+
+    The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each option.
+    Demonstrations stay as they are, because their turns name the letters, and so do questions without option lines.
+    """
+    lines = option_lines(question.question)
+    if not lines or isinstance(question, Demonstration):
+        return question
+    key = int.from_bytes(hashlib.sha256(f"{seed}:{question.id}".encode()).digest()[:8])
+    order = np.random.default_rng(key).permutation(len(lines)).tolist()
+    text, end = [], 0
+    for line, old in zip(lines, order, strict=True):
+        text += [question.question[end : line.start(4)], lines[old][4]]
+        end = line.end(4)
+    text.append(question.question[end:])
+    letters = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(order)}
+    texts = [line[4] for line in lines]
+
+    def moved(answer: str) -> str:
+        signs = letter(answer, texts) if question.scorer == "mc_letter" else None
+        if (named := _NAMED.match(answer)) and named[2].upper() in letters and len(signs or "A") == 1:
+            return named[1] + letters[named[2].upper()] + answer[named.end() :]
+        return "".join(sorted(letters[sign] for sign in signs)) if signs else answer
+
+    answers = None if question.answers is None else [moved(answer) for answer in question.answers]
+    meta = {**question.meta, "option_order": order}
+    if isinstance(options := meta.get("options"), list) and len(options) == len(order):
+        meta["options"] = [options[old] for old in order]
+    return question.model_copy(update={"question": "".join(text), "answers": answers, "meta": meta})
