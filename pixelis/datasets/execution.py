@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import ray.data
 from ray.data import DataContext, Datasource, ExecutionResources, ReadTask
 from ray.data.block import BlockMetadata
-
-if TYPE_CHECKING:
-    from pixelis.datasets.stream import Change, Read
 
 PAUSE_S = 0.01
 ROWS = 8
@@ -37,6 +34,21 @@ SCHEMA = pa.schema(
     }
 )
 """The columns of a row, see `stream.END`."""
+Read = Callable[[], Iterable[dict[str, Any]]]
+"""Returns the rows of a task."""
+
+
+class Change(NamedTuple):
+    """A change of records: a class whose instances map the texts of some records to as many others, each in a process.
+
+    arguments: of its constructor; workers: most processes; cpus: that each reserves; rows: of one call.
+    """
+
+    make: type
+    arguments: tuple
+    workers: int
+    cpus: float
+    rows: int
 
 
 class Pause:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pixelis.config import DataConfig
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
@@ -28,26 +28,14 @@ from pixelis.datasets.questions import (
 )
 from pixelis.records import Question
 
+if TYPE_CHECKING:
+    from pixelis.datasets.execution import Change, Read
+
 TASKS = 128
 """Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
 END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "problem", "labels"))
 """The row at the end of a pass. Other rows hold a record as JSON with its place and the labels that were cut off, or the
 column, code, message and id of a bad row as ``problem``."""
-Read = Callable[[], Iterable[dict[str, Any]]]
-"""Returns the rows of a task."""
-
-
-class Change(NamedTuple):
-    """A change of records: a class whose instances map the texts of some records to as many others, each in a process.
-
-    arguments: of its constructor; workers: most processes; cpus: that each reserves; rows: of one call.
-    """
-
-    make: type
-    arguments: tuple
-    workers: int
-    cpus: float
-    rows: int
 
 
 class Text(NamedTuple):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.datasets.question_changes import shuffle_options
 from pixelis.datasets.formats import read_records
+from pixelis.datasets.question_changes import shuffle_options
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import letter

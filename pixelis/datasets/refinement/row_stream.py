@@ -11,7 +11,7 @@ from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement.pipeline import ROWS_AT_A_TIME, records
 from pixelis.datasets.refinement.row_checks import CheckedRow, RowChecker
-from pixelis.datasets.stream import END, Change, record_stream
+from pixelis.datasets.stream import END, record_stream
 from pixelis.records import Demonstration
 from pixelis.rewards.services import Services
 
@@ -29,6 +29,8 @@ class RowCheck:
 
 def checked_rows(config: Config, folder: Path) -> Iterator[CheckedRow | BadRow]:
     """The rows of ``data.demonstrations`` in order, checked by up to ``refinement.workers`` processes."""
+    from pixelis.datasets.execution import Change  # imports Ray Data
+
     source = config.data.demonstrations
     cards = functools.partial(_cards, config) if source.startswith("cards:") else None
     arguments = (config, str(folder.resolve()))
