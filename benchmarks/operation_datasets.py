@@ -97,6 +97,14 @@ def plain(text: str) -> str:
     return re.sub(r"[^0-9a-z]", "", text.lower())
 
 
+_TEXT = (
+    "reading small letters over photographs every zoom should answer quickly Total 1234 invoice EXIT Paris 2026 "
+    "Platform coffee sugar milk 89.50 Hello World Quick brown foxes jumped lazily Speed limit 70 North West Market "
+    "Street Open daily"
+)
+WORDS = _TEXT.split()
+
+
 def recall(words: list[str], text: str) -> int:
     """Count the words that occur in the text; each occurrence counts once."""
     text, count = plain(text), 0
@@ -109,7 +117,7 @@ def recall(words: list[str], text: str) -> int:
 
 def rendered(name: str, seed: int) -> tuple[np.ndarray, list[tuple[str, Edges]]]:
     """Return a photo with words of 12 to 64 pixels at random places, and the words with their edges in pixels."""
-    picture, phrases = pasting.write_words(photo(name), random.Random(seed), max_words=30)
+    picture, phrases = pasting.write_words(photo(name), random.Random(seed), WORDS, (12, 16, 24, 40, 64), max_words=30)
     return picture, [word for phrase in phrases for word in phrase]
 
 
@@ -132,7 +140,36 @@ class Outlined:
         return x, y, x + width, y + height
 
 
-IN_SAMPLE = {name: (Path(source).stem, shape, point) for name, (source, shape, point) in pasting.OUTLINES.items()}
+IN_SAMPLE = {
+    "flower": ("flower", "(308,223,136,137)", (308, 223)),
+    "cup": (
+        "coffee",
+        "172,100 185,55 225,25 290,18 350,28 390,60 401,100 398,150 385,195 350,250 310,278 250,280 215,262 180,160",
+        (200, 160),
+    ),
+    "saucer": ("coffee", "(278,234,200,150)", (140, 250)),
+    "helmet": ("astronaut", "(387,450,107,105)", (370, 420)),
+    "person": (
+        "astronaut",
+        "160,60 170,25 215,14 260,18 290,50 297,90 285,125 262,130 258,165 300,200 305,245 350,275 360,340 310,365 280,430 "
+        "280,512 100,512 25,480 35,400 60,290 115,210 120,170 150,150 190,150 175,120",
+        (120, 300),
+    ),
+    "rocket": ("rocket", "322,127 332,150 333,405 311,405 311,150", (322, 280)),
+    "man": (
+        "camera",
+        "165,85 185,65 230,65 262,100 265,125 240,150 240,190 232,200 270,210 300,180 325,175 330,200 300,250 280,295 "
+        "235,300 205,285 140,370 120,380 145,440 150,512 90,512 75,420 40,360 25,340 0,300 10,260 20,200 60,150 110,115 "
+        "160,105",
+        (100, 250),
+    ),
+    "left eye": ("chelsea", "(171,117,34,29)", (150, 117)),
+    "right eye": ("chelsea", "(319,138,27,26)", (305, 138)),
+    "spoon": ("coffee", "(366,287,40,38)", (366, 287)),
+    "patch": ("astronaut", "(169,385,36,38)", (169, 385)),
+    "crema": ("coffee", "(285,145,85,48)", (285, 150)),
+}
+"""name: (picture, outline of `pasting.outlined`, a point on the object)."""
 
 HELD_OUT = {
     "seat": (

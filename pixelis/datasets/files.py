@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import mimetypes
-import os
 import re
 import tarfile
 from collections.abc import Generator, Iterable, Iterator
@@ -27,6 +26,7 @@ from pyarrow import fs
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
+from pixelis.files import replacing
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
@@ -414,11 +414,6 @@ def _one_line(error: BaseException) -> str:
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file atomically: beside its path, flushed to the disk, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")  # two processes may write the same file
-    with aside.open("wb") as file:
+    """Replace a file by these bytes as `replacing` does."""
+    with replacing(path) as file:
         file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

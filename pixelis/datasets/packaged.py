@@ -247,7 +247,7 @@ def photos(item: Item) -> Question:
 
 def text(item: Item) -> Question:
     """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is the page."""
-    if item.split == "train" and item.index == 0 and not item.shift:
+    if item.split == "train" and item.index == 0 and not item.one_of("shift"):
         notes = Annotations(lines=[Line(text=line) for line in PAGE])
         return question_of(item, picture_of(item, photograph("skimage/data/page.png"), photo=False), notes)
     rng = item.rng
@@ -263,13 +263,13 @@ def text(item: Item) -> Question:
         hull = (*corners[:, :2].min(0).tolist(), *corners[:, 2:].max(0).tolist())
         lines.append(Line(text=" ".join(word for word, _ in phrase), box=shares(hull, width, height)))
         lines += [Line(text=word, box=shares(edges, width, height), level="word") for word, edges in phrase]
-    if item.shift == "dark":  # as PNG: JPEG would leave nothing of what is faint
+    if item.one_of("shift") == "dark":  # as PNG: JPEG would leave nothing of what is faint
         dark = (pixels * DARKNESS).astype(np.uint8)
         return question_of(item, picture_of(item, dark, photo=False), Annotations(lines=lines), shift="dark")
-    if item.shift == "mirrored":
+    if item.one_of("shift") == "mirrored":
         lines = [line.model_copy(update={"box": _mirrored(line.box)}) for line in lines]
         return question_of(item, picture_of(item, pixels[:, ::-1]), Annotations(lines=lines), shift="mirrored")
-    if item.shift == "turned":
+    if item.one_of("shift") == "turned":
         quarters = int(np.random.default_rng([item.seed, item.index]).integers(1, 4))
         lines = [line.model_copy(update={"box": _turned(line.box, quarters)}) for line in lines]
         picture = picture_of(item, np.rot90(pixels, -quarters))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image
 
 from pixelis.datasets import pasting
 from pixelis.datasets.packaged_items import GROUNDS, Item, cut_outs, ground_of, question_of, shares
+from pixelis.datasets.pasting import CutOut, Place
 from pixelis.operations.pictures import write_film
 from pixelis.records import Annotations, Event, Media, Question, Region
 
@@ -31,51 +32,50 @@ CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
 
 def clips(item: Item) -> Question:
     """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time in view."""
-    if item.event:
+    if item.one_of("event"):
         return _moment(item)
     rng = item.rng
     name, first, last, (width, height) = CLIPS[item.split][int(rng.integers(len(CLIPS[item.split])))]
     start = int(rng.integers(first, last - 2 * FRAMES + 1)) // 12 * 12 if last - 2 * FRAMES > first else first
     kinds = cut_outs(item.split)
     selected = [kinds[int(i)] for i in rng.choice(len(kinds), int(rng.integers(1, 3)), replace=False)]
-    frames, regions, events = None, [], []
-    path = item.folder / f"{item.id}.mp4"
-    if not path.exists():
-        frames = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
-    order = rng.permutation(len(selected))
+    order, regions, events = rng.permutation(len(selected)), list[Region](), list[Event]()
+    drawn = list[tuple[int, CutOut, Place]]()
     for number, cut_out in enumerate(selected):
         band = (int(order[number]) / len(selected), (int(order[number]) + 1) / len(selected))
         aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         places = pasting.places(FRAMES, (width, height), aspect, *_course(rng, band, width, height, aspect))
-        begin, end = _interval(rng, alone=len(selected) == 1)
-        for frame in range(begin, end):
-            if frames is not None:
-                frames[frame] = pasting.draw_at(frames[frame], cut_out.pixels, cut_out.mask.astype(np.float32), places[frame])
-            edges = pasting.visible(places[frame], (width, height))
-            assert edges is not None
-            box = shares(edges, width, height)
-            regions.append(
-                Region(id=f"t{number}.{frame}", label=cut_out.label, box=box, media="vid0", frame=frame, track=f"t{number}")
-            )
+        begin, end = 0, FRAMES  # about half of the objects are always in view
+        if rng.random() >= (0.6 if len(selected) == 1 else 0.4):
+            length = int(rng.integers(12, 25))
+            begin = int(rng.integers(0, FRAMES - length + 1))
+            end = begin + length
+        drawn += [(frame, cut_out, places[frame]) for frame in range(begin, end)]
+        regions += [_region(cut_out.label, number, frame, places[frame], width, height) for frame in range(begin, end)]
         events.append(Event(text=f"the {cut_out.label} is in view", start=begin / RATE, end=end / RATE))
-    if frames is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{item.id}.{os.getpid()}")
-        write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path)
-    media = Media(id="vid0", kind="video", uri=str(path), width=width, height=height)
+
+    def frames() -> list[np.ndarray]:
+        result = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
+        for frame, cut_out, place in drawn:
+            result[frame] = pasting.draw_at(result[frame], cut_out.pixels, cut_out.mask.astype(np.float32), place)
+        return result
+
+    media = _film(item, frames, width, height)
     return question_of(item, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start)))
 
 
 def _moment(item: Item) -> Question:
     """A clip in which one thing happens: a cut between photographs that pass by slowly, or an object that moves for a while."""
-    rng, (width, height) = item.rng, (320, 240)
+    rng, (width, height), happening = item.rng, (320, 240), item.one_of("event")
     grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
     wide = [np.asarray(Image.fromarray(ground_of(name)).resize((width + FRAMES, height))) for name in grounds]
     begin, end = int(rng.integers(9, 20)), FRAMES
     regions: list[Region] = []
-    if item.event == "cut":
-        frames = [wide[frame >= begin][:, frame : frame + width] for frame in range(FRAMES)]
+    if happening == "cut":
         text = "the second scene is in view"
+
+        def frames() -> list[np.ndarray]:
+            return [wide[frame >= begin][:, frame : frame + width] for frame in range(FRAMES)]
     else:
         end = begin + int(rng.integers(8, 13))
         cut_out = cut_outs(item.split)[int(rng.integers(len(cut_outs(item.split))))]
@@ -89,31 +89,34 @@ def _moment(item: Item) -> Question:
             return x0 + (x1 - x0) * min(1.0, max(0.0, done)), down
 
         places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
-        still = np.ascontiguousarray(wide[0][:, :width])
-        frames = [pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place) for place in places]
+        regions = [_region(cut_out.label, 0, frame, place, width, height) for frame, place in enumerate(places)]
         text = f"the {cut_out.label} moves"
-        for frame, place in enumerate(places):
-            edges = pasting.visible(place, (width, height))
-            assert edges is not None
-            box = shares(edges, width, height)
-            regions.append(Region(id=f"t0.{frame}", label=cut_out.label, box=box, media="vid0", frame=frame, track="t0"))
-    path_of_file = item.folder / f"{item.id}.mp4"
-    if not path_of_file.exists():
-        path_of_file.parent.mkdir(parents=True, exist_ok=True)
-        aside = path_of_file.with_name(f"{item.id}.{os.getpid()}")
-        write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path_of_file)
-    media = Media(id="vid0", kind="video", uri=str(path_of_file), width=width, height=height)
+
+        def frames() -> list[np.ndarray]:
+            still = np.ascontiguousarray(wide[0][:, :width])
+            return [pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place) for place in places]
+
+    media = _film(item, frames, width, height)
     events = [Event(text=text, start=begin / RATE, end=end / RATE)]
-    return question_of(item, media, Annotations(regions=regions, events=events), event=item.event)
+    return question_of(item, media, Annotations(regions=regions, events=events), event=happening)
 
 
-def _interval(rng: np.random.Generator, alone: bool) -> tuple[int, int]:
-    """The first frame with an object and the one after the last; about half of the objects are always in view."""
-    if rng.random() < (0.6 if alone else 0.4):
-        return 0, FRAMES
-    length = int(rng.integers(12, 25))
-    begin = int(rng.integers(0, FRAMES - length + 1))
-    return begin, begin + length
+def _region(label: str, number: int, frame: int, place: Place, width: int, height: int) -> Region:
+    """Object ``number`` in a frame."""
+    edges = pasting.visible(place, (width, height))
+    assert edges is not None
+    box, track = shares(edges, width, height), f"t{number}"
+    return Region(id=f"{track}.{frame}", label=label, box=box, media="vid0", frame=frame, track=track)
+
+
+def _film(item: Item, frames: Callable[[], Sequence[np.ndarray]], width: int, height: int) -> Media:
+    """The media of a clip, which is written unless it exists."""
+    path = item.folder / f"{item.id}.mp4"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{item.id}.{os.getpid()}")  # two processes may write the same file
+        write_film(aside, frames(), [frame / RATE for frame in range(FRAMES)]).replace(path)
+    return Media(id="vid0", kind="video", uri=str(path), width=width, height=height)
 
 
 def _course(

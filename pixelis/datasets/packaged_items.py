@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-import io
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from scipy import ndimage
 
 from pixelis.datasets import cards, pasting
 from pixelis.datasets.cards import SPLITS
 from pixelis.datasets.corruptions import Corruption
-from pixelis.datasets.files import replace_file
 from pixelis.datasets.pasting import CutOut, Edges, photograph
+from pixelis.files import replacing
 from pixelis.operations import masks
 from pixelis.records import Annotations, Box, Media, Question, Region
 
@@ -27,12 +28,8 @@ GROUNDS = {
     for split, names in cards.PHOTOGRAPHS.items()
 }
 """Photographs under pasted objects and words."""
-PARTS: dict[str, tuple[tuple[str, str], ...]] = {
-    "train": (("person", "astronaut"), ("helmet", "helmet"), ("man", "cameraman"), ("flower", "flower")),
-    "validation": (),
-    "test": (("cup", "cup"),),
-}
-"""Outlines that are cut out in each split, with their labels."""
+CUT_OUTS = tomllib.loads(Path(__file__).with_name("cut_outs.toml").read_text(encoding="utf-8"))
+"""Objects to paste by split: ``label``, ``photograph``, and what they are in it."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +52,11 @@ class Item:
 
     @property
     def rng(self) -> np.random.Generator:
-        """A new random generator that depends on this item only."""
+        """A new random generator for this item."""
         return np.random.default_rng([NAMES.index(self.name), SPLITS.index(self.split), self.seed, self.index])
 
-    @property
-    def shift(self) -> str:
-        """The one of the shifts that this picture has; the picture before it does not depend on it."""
-        return self._one_of("shift")
-
-    @property
-    def event(self) -> str:
-        """The one of the events that happens in this clip."""
-        return self._one_of("event")
-
-    def _one_of(self, option: str) -> str:
+    def one_of(self, option: str) -> str:
+        """The one of the names that an option lists that applies to this item; empty without."""
         names = [name for name in self.options.get(option, "").split(",") if name]
         return names[self.index % len(names)] if names else ""
 
@@ -96,15 +84,14 @@ def picture_of(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "
     name = item.id + part + ("" if item.corruption is None else f"-{item.corruption.kind}-{item.corruption.severity}")
     path = item.folder / f"{name}{'.jpg' if photo else '.png'}"
     if not path.exists():
-        file = io.BytesIO()
         if item.corruption is not None:
             pixels = item.corruption.apply(pixels, item.rng)
         image = Image.fromarray(np.ascontiguousarray(pixels))
-        if photo:
-            image.save(file, "JPEG", quality=92, subsampling=0)
-        else:
-            image.save(file, "PNG")
-        replace_file(path, [file.getvalue()])
+        with replacing(path) as file:
+            if photo:
+                image.save(file, "JPEG", quality=92, subsampling=0)
+            else:
+                image.save(file, "PNG")
     return Media(id="img0", uri=str(path), width=pixels.shape[1], height=pixels.shape[0])
 
 
@@ -130,25 +117,24 @@ def ground_of(name: str, longest: int = 640) -> np.ndarray:
 @functools.cache
 def cut_outs(split: str) -> tuple[CutOut, ...]:
     """The objects that a split pastes on photographs."""
-    objects = [pasting.outlined_cut_out(name, label) for name, label in PARTS[split]]
-    if split == "train":
-        cat = pasting.outlined("(205,140,125,120)", *photograph("skimage/data/chelsea.png").shape[:2])
-        objects.append(pasting.cut_out("cat", "skimage/data/chelsea.png", cat))
-        objects.append(pasting.cut_out("horse", "skimage/data/horse.png", photograph("skimage/data/horse.png")[..., 0] < 128))
-        objects.append(pasting.cut_out("coin", "skimage/data/coins.png", coin_rows()[0][2]))
-    elif split == "validation":
-        objects.append(pasting.cut_out("cell", "skimage/data/cell.png", _bright("skimage/data/cell.png", 120)))
-        objects.append(pasting.cut_out("coin", "skimage/data/coins.png", coin_rows()[2][1]))
-    else:
-        objects.append(pasting.cut_out("retina", "skimage/data/retina.jpg", _bright("skimage/data/retina.jpg", 24)))
-        objects.append(pasting.cut_out("coin", "skimage/data/coins.png", coin_rows()[3][3]))
+    objects = []
+    for entry in CUT_OUTS[split]:
+        picture = photograph(entry["photograph"])
+        if "outline" in entry:
+            mask = pasting.outlined(entry["outline"], *picture.shape[:2])
+        elif "coin" in entry:
+            row, column = entry["coin"]
+            mask = coin_rows()[row][column]
+        elif "darker" in entry:
+            mask = picture[..., 0] < entry["darker"]
+        else:
+            mask = _largest(picture.max(2) > entry["brighter"])
+        objects.append(pasting.cut_out(entry["label"], entry["photograph"], mask))
     return tuple(objects)
 
 
-def _bright(name: str, threshold: int) -> np.ndarray:
-    """The largest part of a photograph that is brighter than ``threshold``, with its holes filled: bool [H, W]."""
-    from scipy import ndimage
-
-    labels, count = ndimage.label(photograph(name).max(2) > threshold)
-    sizes = ndimage.sum_labels(np.ones(labels.shape), labels, range(1, count + 1))
+def _largest(mask: np.ndarray) -> np.ndarray:
+    """The largest connected part of a mask, bool [H, W], with its holes filled."""
+    labels, _ = ndimage.label(mask)
+    sizes = np.bincount(labels.ravel())[1:]
     return np.asarray(ndimage.binary_fill_holes(labels == 1 + int(np.argmax(sizes))))

