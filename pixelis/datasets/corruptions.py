@@ -61,15 +61,15 @@ def corruption_of(source: str, options: Mapping[str, str]) -> Corruption | None:
 # Noise
 
 
-def _gaussian_noise(x: Pixels, scale: float, rng: np.random.Generator) -> Pixels:
+def gaussian_noise(x: Pixels, scale: float, rng: np.random.Generator) -> Pixels:
     return x + scale * rng.standard_normal(x.shape, np.float32)
 
 
-def _shot_noise(x: Pixels, photons: float, rng: np.random.Generator) -> Pixels:
+def shot_noise(x: Pixels, photons: float, rng: np.random.Generator) -> Pixels:
     return rng.poisson(x * photons) / photons
 
 
-def _impulse_noise(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
+def impulse_noise(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
     dice = rng.random(x.shape, np.float32)
     return np.where(dice < share / 2, 0.0, np.where(dice < share, 1.0, x))
 
@@ -77,14 +77,14 @@ def _impulse_noise(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
 # Blur
 
 
-def _defocus_blur(x: Pixels, parameters: tuple[int, float], rng: np.random.Generator) -> Pixels:
+def defocus_blur(x: Pixels, parameters: tuple[int, float], rng: np.random.Generator) -> Pixels:
     radius, alias = parameters
     y, z = np.mgrid[-radius - 2 : radius + 3, -radius - 2 : radius + 3]
     disk = cv2.GaussianBlur((y * y + z * z <= radius * radius).astype(np.float32), (0, 0), alias)
     return cv2.filter2D(x, -1, disk / disk.sum(), borderType=cv2.BORDER_REFLECT)
 
 
-def _glass_blur(x: Pixels, parameters: tuple[float, int, int], rng: np.random.Generator) -> Pixels:
+def glass_blur(x: Pixels, parameters: tuple[float, int, int], rng: np.random.Generator) -> Pixels:
     sigma, reach, times = parameters
     height, width = x.shape[:2]
     result, (rows, columns) = cv2.GaussianBlur(x, (0, 0), sigma), np.indices((height, width))
@@ -94,7 +94,7 @@ def _glass_blur(x: Pixels, parameters: tuple[float, int, int], rng: np.random.Ge
     return cv2.GaussianBlur(result, (0, 0), sigma)
 
 
-def _motion_blur(x: Pixels, parameters: tuple[int, float], rng: np.random.Generator) -> Pixels:
+def motion_blur(x: Pixels, parameters: tuple[int, float], rng: np.random.Generator) -> Pixels:
     return _moved(x, *parameters, float(rng.uniform(-45, 45)))
 
 
@@ -108,7 +108,7 @@ def _moved(x: np.ndarray, radius: int, sigma: float, angle: float) -> np.ndarray
     return cv2.filter2D(x, -1, kernel / kernel.sum(), borderType=cv2.BORDER_REFLECT)
 
 
-def _zoom_blur(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) -> Pixels:
+def zoom_blur(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) -> Pixels:
     factors = np.arange(1, *parameters)
     return (x + sum(_enlarged(x, factor) for factor in factors)) / (len(factors) + 1)
 
@@ -123,7 +123,7 @@ def _enlarged(x: np.ndarray, factor: float) -> np.ndarray:
 # Weather
 
 
-def _snow(x: Pixels, parameters: tuple[float, ...], rng: np.random.Generator) -> Pixels:
+def snow(x: Pixels, parameters: tuple[float, ...], rng: np.random.Generator) -> Pixels:
     mean, spread, zoom, threshold, radius, sigma, share = parameters
     flakes = _enlarged(mean + spread * rng.standard_normal(x.shape[:2], np.float32), zoom)
     flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1).astype(np.float32)
@@ -132,13 +132,13 @@ def _snow(x: Pixels, parameters: tuple[float, ...], rng: np.random.Generator) ->
     return share * x + (1 - share) * np.maximum(x, 1.5 * grey + 0.5) + flakes + flakes[::-1, ::-1]
 
 
-def _frost(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) -> Pixels:
+def frost(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) -> Pixels:
     own, ice = parameters
     ridges = (1 - np.abs(2 * _plasma(x.shape[:2], 1.6, rng) - 1)) ** 4
     return own * x + ice * ridges[..., None] * np.array([0.85, 0.95, 1.0])
 
 
-def _fog(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) -> Pixels:
+def fog(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) -> Pixels:
     density, decay = parameters
     brightest = float(x.max())
     return (x + density * _plasma(x.shape[:2], decay, rng)[..., None]) * brightest / (brightest + density)
@@ -155,7 +155,7 @@ def _plasma(shape: tuple[int, int], decay: float, rng: np.random.Generator) -> F
     return (total - total.min()) / max(float(np.ptp(total)), 1e-9)
 
 
-def _brightness(x: Pixels, change: float, rng: np.random.Generator) -> Pixels:
+def brightness(x: Pixels, change: float, rng: np.random.Generator) -> Pixels:
     hsv = cv2.cvtColor(x, cv2.COLOR_RGB2HSV)
     hsv[..., 2] = np.clip(hsv[..., 2] + change, 0, 1)
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
@@ -164,12 +164,12 @@ def _brightness(x: Pixels, change: float, rng: np.random.Generator) -> Pixels:
 # Digital
 
 
-def _contrast(x: Pixels, factor: float, rng: np.random.Generator) -> Pixels:
+def contrast(x: Pixels, factor: float, rng: np.random.Generator) -> Pixels:
     mean = x.mean((0, 1), keepdims=True)
     return (x - mean) * factor + mean
 
 
-def _elastic_transform(x: Pixels, parameters: tuple[float, float, float], rng: np.random.Generator) -> Pixels:
+def elastic_transform(x: Pixels, parameters: tuple[float, float, float], rng: np.random.Generator) -> Pixels:
     strength, sigma, shift = (SIDE * value for value in parameters)
     height, width = x.shape[:2]
     side = min(height, width) // 3
@@ -189,28 +189,28 @@ def _elastic_transform(x: Pixels, parameters: tuple[float, float, float], rng: n
     return cv2.remap(x, columns + dx, rows + dy, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
 
 
-def _pixelate(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
+def pixelate(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
     image = Image.fromarray((x * 255).astype(np.uint8))
     small = image.resize((max(1, int(image.width * share)), max(1, int(image.height * share))), Image.Resampling.BOX)
     return np.asarray(small.resize(image.size, Image.Resampling.BOX), np.float32) / 255
 
 
-def _jpeg_compression(x: Pixels, quality: int, rng: np.random.Generator) -> Pixels:
+def jpeg_compression(x: Pixels, quality: int, rng: np.random.Generator) -> Pixels:
     file = io.BytesIO()
     Image.fromarray((x * 255).astype(np.uint8)).save(file, "JPEG", quality=quality)
     return np.asarray(Image.open(file), np.float32) / 255
 
 
 KINDS: dict[str, tuple[Callable[..., Pixels], tuple]] = {
-    "gaussian_noise": (_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
-    "shot_noise": (_shot_noise, (60, 25, 12, 5, 3)),
-    "impulse_noise": (_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
-    "defocus_blur": (_defocus_blur, ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))),
-    "glass_blur": (_glass_blur, ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))),
-    "motion_blur": (_motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),
-    "zoom_blur": (_zoom_blur, ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))),
+    "gaussian_noise": (gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "shot_noise": (shot_noise, (60, 25, 12, 5, 3)),
+    "impulse_noise": (impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
+    "defocus_blur": (defocus_blur, ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))),
+    "glass_blur": (glass_blur, ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))),
+    "motion_blur": (motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),
+    "zoom_blur": (zoom_blur, ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))),
     "snow": (
-        _snow,
+        snow,
         (
             (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
             (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
@@ -219,15 +219,15 @@ KINDS: dict[str, tuple[Callable[..., Pixels], tuple]] = {
             (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
         ),
     ),
-    "frost": (_frost, ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))),
-    "fog": (_fog, ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))),
-    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
-    "contrast": (_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
+    "frost": (frost, ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))),
+    "fog": (fog, ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))),
+    "brightness": (brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
+    "contrast": (contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
     "elastic_transform": (
-        _elastic_transform,
+        elastic_transform,
         ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
     ),
-    "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
-    "jpeg_compression": (_jpeg_compression, (25, 18, 15, 10, 7)),
+    "pixelate": (pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
+    "jpeg_compression": (jpeg_compression, (25, 18, 15, 10, 7)),
 }
 """Function and parameters by severity of each kind."""

@@ -173,12 +173,15 @@ def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     return read_part(system, Part(path))
 
 
-def read_part(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
-    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be read."""
+def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
+    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be read.
+
+    columns: those to read of a parquet file, by default all.
+    """
     with _readable(part.path):
         match kind(part.path):
             case ".parquet":
-                yield from _parquet(system, part)
+                yield from _parquet(system, part, columns)
             case ".json":
                 yield from _json(system, part.path)
             case ".csv" | ".tsv":
@@ -325,14 +328,14 @@ def _as_row(path: str, number: int, values: Any) -> Row | BadRow:
     return Row(path, number, values)
 
 
-def _parquet(system: fs.FileSystem, part: Part) -> Iterator[Row]:
+def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> Iterator[Row]:
     with system.open_input_file(part.path) as handle, pq.ParquetFile(handle, buffer_size=CHUNK, pre_buffer=False) as table:
         indices = list(range(part.start, table.num_row_groups if part.stop is None else part.stop))
         groups = [table.metadata.row_group(i) for i in indices]
         rows, size = sum(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
         batch_rows = max(1, min(1024, BATCH_BYTES // max(1, size // max(rows, 1))))
         number = part.rows_before
-        for batch in table.iter_batches(batch_size=batch_rows, row_groups=indices, use_threads=False):
+        for batch in table.iter_batches(batch_rows, indices, columns, use_threads=False):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(part.path, number, values)

@@ -1,25 +1,22 @@
 """Steps of people on web sites: Multimodal-Mind2Web.
 
-https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: parquet files with a row per step: a screenshot, the element of the
-step (``pos_candidates``: JSON, its attributes JSON again with ``bounding_box_rect`` "left,top,width,height" in pixels, -1 for
-elements that are not rendered), the operation, and the goal and all steps of the task (``confirmed_task``, ``action_reprs``).
-Screenshots inside the rows become files of the cache. The HTML of the pages is not read.
+https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: parquet files with a row per step: a screenshot, the element of
+the step (``pos_candidates``: JSON, its attributes JSON again with ``bounding_box_rect`` "left,top,width,height" in pixels,
+-1 for elements that are not rendered), the operation, and the goal and all steps of the task (``confirmed_task``,
+``action_reprs``). Screenshots become files of the cache. The HTML of the pages is not read.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pixelis.datasets.annotation_geometry import box_xywh, header_size
 from pixelis.datasets.fields import RowError, need, optional, parse_json, text, whole
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, image
-from pixelis.errors import BadInput
 from pixelis.records import Annotations, Question, Region
 
 COLUMNS = [
@@ -30,23 +27,11 @@ NOT_RENDERED = ["-1"] * 4
 _ELEMENT_NAME = re.compile(r"\[[^\]]*\]\s*(.*?)\s*->")
 
 
-def _mind2web(root: DatasetRoot) -> Rows:
-    root.path("data")
-    paths = sorted(root.folder.glob(f"data/{root.split}-*.parquet"))
-    if not paths:
-        root.path("data/{split}-00000-of-00027.parquet")
-    for path in paths:
-        file, number = AnnotationFile(root, path), 0
-        try:
-            with pq.ParquetFile(path, pre_buffer=False) as table:
-                if missing := [name for name in COLUMNS if name not in table.schema_arrow.names]:
-                    raise BadInput(f"{path} has no column {missing[0]}", fix="give the official files")
-                for batch in table.iter_batches(batch_size=4, columns=COLUMNS, use_threads=False):
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield from file.convert(number, _step, file, root.media_root(), row)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+def mind2web(root: DatasetRoot) -> Rows:
+    media_root = root.media_root()
+    for path in root.paths("data/{split}-*.parquet", "data/{split}-00000-of-00027.parquet"):
+        file = AnnotationFile(root, path)
+        yield from file.each_row(functools.partial(_step, file, media_root), COLUMNS)
 
 
 def _step(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Question:
@@ -68,14 +53,9 @@ def _step(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Q
                 hidden += 1
                 continue
             tag, target = text(element, "tag"), bool(element.get("is_original_target"))
-            regions.append(
-                Region(
-                    id=f"element{i}",
-                    label=(element_name[1] if element_name and target else "") or tag,
-                    box=box_xywh(sides, *size, "bounding_box_rect"),
-                    attributes={"tag": tag, "target": target},
-                )
-            )
+            label = (element_name[1] if element_name and target else "") or tag
+            box = box_xywh(sides, *size, "bounding_box_rect")
+            regions.append(Region(id=f"element{i}", label=label, box=box, attributes={"tag": tag, "target": target}))
     page: dict[str, Any] = {name: row.get(name) for name in ("annotation_id", "website", "domain", "subdomain")}
     return file.question(
         key,
@@ -88,6 +68,3 @@ def _step(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Q
         hidden=hidden or None,
         **page,
     )
-
-
-READERS = {"mind2web": _mind2web}

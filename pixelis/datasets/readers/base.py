@@ -1,4 +1,4 @@
-"""Shared parts of the dataset readers: required paths, annotation files whose faulty rows are collected, and their questions."""
+"""Shared parts of the readers: required paths, annotation files whose faulty rows are collected, and their questions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pyarrow import fs
 from pydantic_core import PydanticSerializationError
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import RowError, need
-from pixelis.datasets.files import read_file
+from pixelis.datasets.fields import RowError, need, text
+from pixelis.datasets.files import Part, read_part
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Annotations, Media, Question
@@ -35,7 +35,7 @@ MAX_FIELD_CHARACTERS = 1 << 28
 class DatasetReader:
     """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``.
 
-    ``task`` is the capability it grounds. ``read``: the function, or the module of this package whose ``READERS`` has it.
+    ``task`` is the capability it grounds. ``read``: the function, or its name as ``module:function`` in this package.
     ``layout`` is the folder tree, quoted in errors, and ``source`` where it is described. ``options`` are the keys that a
     source may set, with their defaults. ``exhaustive``: all objects of an annotated category are annotated, so they can be
     counted.
@@ -51,10 +51,10 @@ class DatasetReader:
 
     def rows(self, root: DatasetRoot) -> Rows:
         """The rows below ``root``; imports the module of the reader."""
-        read = self.read
-        if isinstance(read, str):
-            read = importlib.import_module(f"pixelis.datasets.readers.{read}").READERS[self.name]
-        return read(root)
+        if not isinstance(self.read, str):
+            return self.read(root)
+        module, _, function = self.read.partition(":")
+        return getattr(importlib.import_module(f"pixelis.datasets.readers.{module}"), function)(root)
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,10 @@ class DatasetRoot:
         missing = " or ".join(str(path) for path in paths)
         raise MissingFile(f"{self.reader.name}: no {missing}", fix=f"the official layout is {self.reader.layout}")
 
+    def paths(self, pattern: str, example: str) -> list[Path]:
+        """The files of a pattern below the folder in order, at least one; MissingFile without ``example``."""
+        return sorted(self.folder.glob(pattern.format_map(self.options))) or [self.path(example)]
+
     def file(self, *names: str) -> AnnotationFile:
         """The annotation file at the first of these paths that exists; MissingFile quotes the layout."""
         return AnnotationFile(self, self.path(*names))
@@ -129,11 +133,16 @@ class AnnotationFile:
         errors, self._errors = self._errors, []
         return errors
 
-    def convert(self, name: Any, make: Callable[..., Question], *arguments: Any) -> Rows:
-        """The question ``make(*arguments)`` of one row, unless it raises RowError, after the errors collected in it."""
+    def convert(self, name: Any, make: Callable[..., Question | None], *arguments: Any) -> Rows:
+        """The question ``make(*arguments)`` of one row after the errors collected in it; none if it raises or returns None."""
         question = None
         with self.collect_errors(name):
-            question = _storable(make(*arguments))
+            if (made := make(*arguments)) is not None:
+                try:
+                    made.model_dump_json()
+                except PydanticSerializationError as error:  # half a surrogate pair, which JSON can escape and no file store
+                    raise RowError("all", "wrong_type", f"a text that cannot be stored: {error}") from None
+                question = made
         yield from self.take_errors()
         if question is not None:
             yield question
@@ -170,14 +179,22 @@ class AnnotationFile:
             raise BadInput(message, fix="give the official file")
         return self.data[key]
 
-    def each_item(self, key: str, make: Callable[[Any], Question]) -> Rows:
+    def group(self, rows: Iterable[Any], column: str, list_name: str = "") -> dict[str, list[tuple[str, Any]]]:
+        """The rows of a list, each with its name, by the text in a column; rows without it are errors."""
+        groups: dict[str, list[tuple[str, Any]]] = {}
+        for i, row in enumerate(rows):
+            with self.collect_errors(name := f"{list_name}[{i}]"):
+                groups.setdefault(text(row, column), []).append((name, row))
+        return groups
+
+    def each_item(self, key: str, make: Callable[[Any], Question | None]) -> Rows:
         """``make`` of each element of the list under ``key``."""
         for i, item in enumerate(self.items(key)):
             yield from self.convert(f"{key}[{i}]", make, item)
 
-    def each_row(self, make: Callable[[dict[str, Any]], Question]) -> Rows:
-        """``make`` of each row of a JSON-lines file or of a JSON list, which is streamed."""
-        for row in read_file(fs.LocalFileSystem(), str(self.path)):
+    def each_row(self, make: Callable[[dict[str, Any]], Question | None], columns: list[str] | None = None) -> Rows:
+        """``make`` of each row of a file that `files` can stream, of a parquet file only with these columns."""
+        for row in read_part(fs.LocalFileSystem(), Part(str(self.path)), columns):
             if isinstance(row, BadRow):
                 yield row
             else:
@@ -200,7 +217,7 @@ class AnnotationFile:
     def question(
         self,
         key: Any,
-        media: Media,
+        media: Media | list[Media],
         annotations: Annotations | None = None,
         question: str = "",
         answers: list[str] | None = None,
@@ -212,30 +229,39 @@ class AnnotationFile:
         meta = {"dropped": len(self._errors) or None, **meta}
         if annotations.regions and not reader.exhaustive:
             meta["not_exhaustive"] = sorted({region.label for region in annotations.regions})
+        given = {name: value for name, value in meta.items() if value not in (None, [], {}, "")}
         return Question(
             id=f"{reader.name}-{split}-{key}" if split else f"{reader.name}-{key}",
             question=question,
-            media=[media],
+            media=media if isinstance(media, list) else [media],
             answers=answers,
             scorer=scorer,
             task=reader.task,
             split=split or "train",
-            meta={
-                "source": reader.name,
-                "original_id": str(key),
-                **{name: value for name, value in meta.items() if value not in (None, [], {}, "")},
-            },
+            meta={"source": reader.name, "original_id": str(key), **given},
             annotations=annotations,
         )
 
+    def choice(
+        self,
+        key: Any,
+        media: Media | list[Media],
+        question: str,
+        options: list[str],
+        answer: int | None,
+        column: str = "answer",
+        annotations: Annotations | None = None,
+        **meta: Any,
+    ) -> Question:
+        """A question with options; ``answer`` is the index of the right one, None if the split does not publish it.
 
-def _storable(question: Question) -> Question:
-    """The question; RowError ``wrong_type`` if a text has half a surrogate pair, which JSON can escape and no file can store."""
-    try:
-        question.model_dump_json()
-    except PydanticSerializationError as error:
-        raise RowError("all", "wrong_type", f"a text that cannot be stored: {error}") from None
-    return question
+        RowError ``no_label`` about ``column`` if there is no such option.
+        """
+        if answer is not None and not 0 <= answer < len(options):
+            raise RowError(column, "no_label", f"the answer names none of the {len(options)} options")
+        letters = None if answer is None else [chr(ord("A") + answer)]
+        prompt = choices(question, options)
+        return self.question(key, media, annotations, prompt, letters, "mc_letter", options=options, **meta)
 
 
 def image(uri: str, size: Size = (None, None)) -> Media:
@@ -251,6 +277,11 @@ def clip(uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size:
 def choices(question: str, options: list[str]) -> str:
     """A question with its options as lines ``A. text``."""
     return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
+
+
+def index_of(answer: str, options: list[str]) -> int:
+    """The index of the option with this text; -1 without one."""
+    return options.index(answer) if answer in options else -1
 
 
 def below(folder: Path, name: str, column: str) -> str:

@@ -1,13 +1,13 @@
-"""Benchmarks of agents that zoom, count and watch: V* Bench, HR-Bench, TallyQA, Super-CLEVR, MVBench, and Reason-RFT's test sets.
+"""Benchmarks of agents that zoom, count and watch: V* Bench, HR-Bench, TallyQA, Super-CLEVR, MVBench, Reason-RFT's test sets.
 
-V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file beside each image has
-the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench, https://huggingface.co/datasets/DreamMr/HR-Bench: a table
-with images in base64, and each question with its options in several orders; a short ``image`` is the ``index`` of the row that
-has it. TallyQA, https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
-MVBench, https://huggingface.co/datasets/OpenGVLab/MVBench: one JSON list a task, clips under ``video`` in the folders of their
-sets; ``start`` and ``end`` in seconds are the part of the clip that a question is about.
-Reason-RFT, https://github.com/tanhuajie/Reason-RFT: the folder of its benchmarks, one JSON file a set and all images in
-``image``.
+V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file beside each image
+has the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench,
+https://huggingface.co/datasets/DreamMr/HR-Bench: a table with images in base64, and each question with its options in
+several orders; a short ``image`` is the ``index`` of the row that has it. TallyQA,
+https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR. MVBench,
+https://huggingface.co/datasets/OpenGVLab/MVBench: one JSON list a task; ``start`` and ``end`` in seconds are the part of
+the clip that a question is about. Reason-RFT, https://github.com/tanhuajie/Reason-RFT: one JSON file a set, and all images
+in ``image``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from pixelis.datasets.annotation_geometry import box_xywh, header_size, time_span
 from pixelis.datasets.fields import RowError, answers, need, text, whole
 from pixelis.datasets.formats.base import scorer_of
-from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, clip, image, read_json, read_json_row
+from pixelis.datasets.readers.base import DatasetRoot, Rows, below, clip, image, index_of, read_json, read_json_row
 from pixelis.errors import BadInput
-from pixelis.records import Annotations, Question, Region
+from pixelis.records import Annotations, Media, Question, Region
 
 REASON_RFT = {
     "counting_id": ("visual_counting/clevr_math.json",),
@@ -68,7 +68,7 @@ MAX_INDEX_CHARACTERS = 64
 """Longer values of HR-Bench's column ``image`` are images."""
 
 
-def _vstar(root: DatasetRoot) -> Rows:
+def vstar(root: DatasetRoot) -> Rows:
     file = root.file("test_questions.jsonl")
 
     def question(row: dict[str, Any]) -> Question:
@@ -96,7 +96,7 @@ def _vstar(root: DatasetRoot) -> Rows:
     return file.each_row(question)
 
 
-def _hrbench(root: DatasetRoot) -> Rows:
+def hrbench(root: DatasetRoot) -> Rows:
     file, media_root = root.file("hr_bench_{split}.tsv"), root.media_root()
     images: dict[str, str] = {}
 
@@ -111,25 +111,15 @@ def _hrbench(root: DatasetRoot) -> Rows:
             raise RowError("image", "unknown_id", f"no earlier row {value!r} has an image")
         uri = images.get(key) or images[value]
         options = [text(row, letter) for letter in "ABCD" if (row.get(letter) or "").strip()]
-        answer = text(row, "answer").upper()
-        if len(answer) != 1 or not 0 <= ord(answer) - ord("A") < len(options):
-            raise RowError("answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options")
-        return file.question(
-            key,
-            image(uri, header_size(Path(uri))),
-            question=choices(text(row, "question"), options),
-            answers=[answer],
-            scorer="mc_letter",
-            options=options,
-            category=row.get("category"),
-            cycle=row.get("cycle_category"),
-        )
+        answer = index_of(text(row, "answer").upper(), list("ABCD"))
+        media, cycle = image(uri, header_size(Path(uri))), row.get("cycle_category")
+        return file.choice(key, media, text(row, "question"), options, answer, category=row.get("category"), cycle=cycle)
 
     for name, row in file.table_rows(("index", "question", "image", "answer", "A", "B"), "\t"):
         yield from file.convert(name, question, row)
 
 
-def _tallyqa(root: DatasetRoot) -> Rows:
+def tallyqa(root: DatasetRoot) -> Rows:
     file = root.file("{split}.json")
 
     def question(row: dict[str, Any]) -> Question:
@@ -146,7 +136,7 @@ def _tallyqa(root: DatasetRoot) -> Rows:
     return file.each_row(question)
 
 
-def _superclevr(root: DatasetRoot) -> Rows:
+def superclevr(root: DatasetRoot) -> Rows:
     file, folder = root.file("superCLEVR_questions_30k.json"), root.path("images")
 
     def question(row: dict[str, Any]) -> Question:
@@ -165,7 +155,7 @@ def _superclevr(root: DatasetRoot) -> Rows:
     return file.each_item("questions", question)
 
 
-def _mvbench(root: DatasetRoot) -> Rows:
+def mvbench(root: DatasetRoot) -> Rows:
     if root.options["task"] != "all" and root.options["task"] not in MVBENCH:
         raise BadInput(f"mvbench: no task {root.options['task']!r}", fix=f"all, or one of {', '.join(MVBENCH)}")
     for task in MVBENCH if root.options["task"] == "all" else (root.options["task"],):
@@ -179,9 +169,7 @@ def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
         options = [str(option) for option in need(row, "candidates", list)]
         if not 2 <= len(options) <= MAX_OPTIONS:
             raise RowError("candidates", "bad_length", f"{len(options)} candidates, not 2 to {MAX_OPTIONS}")
-        answer = str(need(row, "answer", (str, int)))
-        if answer not in options:
-            raise RowError("answer", "no_label", f"{answer!r:.60} is not one of the candidates")
+        answer = index_of(str(need(row, "answer", (str, int))), options)
         path = Path(below(folder, text(row, "video"), "video"))
         media = clip(str(path))
         if path.is_dir():
@@ -192,21 +180,13 @@ def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
         if task in MVBENCH_SPANS:
             span = time_span(task, row.get("start"), row.get("end"), column="start")
             media = media.model_copy(update={"spans": [(span.start, span.end)]})
-        return file.question(
-            f"{task}-{number}",
-            media,
-            question=choices(text(row, "question"), options),
-            answers=[chr(ord("A") + options.index(answer))],
-            scorer="mc_letter",
-            options=options,
-            category=task,
-        )
+        return file.choice(f"{task}-{number}", media, text(row, "question"), options, answer, category=task)
 
     for number, row in enumerate(read_json(file.path, list)):
         yield from file.convert(f"[{number}]", question, number, row)
 
 
-def _reason_rft(root: DatasetRoot) -> Rows:
+def reason_rft(root: DatasetRoot) -> Rows:
     if root.split not in REASON_RFT:
         raise BadInput(f"reason_rft_tests: no split {root.split!r}", fix=f"one of {', '.join(REASON_RFT)}")
     file, folder = root.file(*REASON_RFT[root.split]), root.path("image", "images")
@@ -217,20 +197,8 @@ def _reason_rft(root: DatasetRoot) -> Rows:
         paths = [paths] if isinstance(paths, str) else paths
         if not isinstance(paths, list) or not paths:
             raise RowError("image", "no_media", "the row names no image")
-        media = [image(below(folder, str(path), "image")) for path in paths]
+        media = [Media(id=f"img{i}", uri=below(folder, str(path), "image")) for i, path in enumerate(paths)]
         scorer = "func_seq_eval" if root.split.startswith("transformation") else scorer_of(own_answers, "math")
-        record = file.question(key, media[0], question=text(row, "problem"), answers=own_answers, scorer=scorer)
-        named = [item.model_copy(update={"id": f"img{i}"}) for i, item in enumerate(media)]
-        return record.model_copy(update={"media": named})
+        return file.question(key, media, question=text(row, "problem"), answers=own_answers, scorer=scorer)
 
     return file.each_row(question)
-
-
-READERS = {
-    "vstar": _vstar,
-    "hrbench": _hrbench,
-    "tallyqa": _tallyqa,
-    "superclevr": _superclevr,
-    "mvbench": _mvbench,
-    "reason_rft_tests": _reason_rft,
-}

@@ -24,7 +24,7 @@ _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]+)\]")
 _CAPTION = re.compile(r"(\S+)#\d+\t(.+)")
 
 
-def _flickr30k(root: DatasetRoot) -> Rows:
+def flickr30k(root: DatasetRoot) -> Rows:
     file = root.file("results_20130124.token", "results.token")
     folder = root.path("flickr30k-images", "flickr30k_images")
     names = root.path("{split}.txt", "Entities/{split}.txt") if root.split else None
@@ -53,19 +53,15 @@ def _flickr30k(root: DatasetRoot) -> Rows:
     yield from file.take_errors()
 
 
-def _parse_xml(path: Path) -> ElementTree.Element:
-    """The root of an annotation file. A document type is refused: its entities can expand without bound, or name other files."""
-    text = path.read_text(encoding="utf-8")
-    if "<!DOCTYPE" in text:
-        raise RowError("boxes", "not_xml", f"{path.name} declares a document type, which annotations do not have")
-    return ElementTree.fromstring(text)  # nosec B314
-
-
 def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region], Size]:
     """The regions of an image and its size; the label of a region is the phrase of the first caption that mentions it."""
     annotation, sentences = Path(below(folder, f"Annotations/{key}.xml", "name")), folder / "Sentences" / f"{key}.txt"
     try:
-        tree = _parse_xml(annotation)
+        document = annotation.read_text(encoding="utf-8")
+        if "<!DOCTYPE" in document:  # its entities can expand without bound, or name other files
+            message = f"{annotation.name} declares a document type, which annotations do not have"
+            raise RowError("boxes", "not_xml", message)
+        tree = ElementTree.fromstring(document)  # nosec B314
         mentions = _PHRASE.findall(sentences.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RowError("boxes", "missing_file", f"no {error.filename}") from None
@@ -92,7 +88,7 @@ def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region
     return regions, (width, height)
 
 
-def _unsplash(root: DatasetRoot) -> Rows:
+def unsplash(root: DatasetRoot) -> Rows:
     file, folder = root.file("photos.tsv000", "photos.tsv"), root.path("photos")
 
     def question(row: dict[str, Any]) -> Question:
@@ -107,26 +103,21 @@ def _unsplash(root: DatasetRoot) -> Rows:
         yield from file.convert(name, question, row)
 
 
-def _msrvtt(root: DatasetRoot) -> Rows:
+def msrvtt(root: DatasetRoot) -> Rows:
     test = root.split == "test"
     file = root.file("test_videodatainfo.json" if test else "train_val_videodatainfo.json")
     folder = root.path("TestVideo" if test else "TrainValVideo")
-    captions: dict[str, list[str]] = {}
-    for i, sentence in enumerate(file.items("sentences")):
-        with file.collect_errors(f"sentences[{i}]"):
-            captions.setdefault(text(sentence, "video_id"), []).append(text(sentence, "caption"))
+    captions = file.group(file.items("sentences"), "video_id", "sentences")
     yield from file.take_errors()
 
-    def question(video: dict[str, Any]) -> Question:
-        key = file.unique(text(video, "video_id"), "video_id")
+    def question(video: dict[str, Any]) -> Question | None:
+        if need(video, "split", str) != root.split:
+            return None
+        key, texts = file.unique(text(video, "video_id"), "video_id"), []
+        for name, sentence in captions.pop(key, []):
+            with file.collect_errors(name):
+                texts.append(text(sentence, "caption"))
         media = clip(below(folder, f"{key}.mp4", "video_id"))
-        return file.question(key, media, Annotations(captions=captions.pop(key, [])), category=video.get("category"))
+        return file.question(key, media, Annotations(captions=texts), category=video.get("category"))
 
-    for i, video in enumerate(file.items("videos")):
-        with file.collect_errors(f"videos[{i}]"):
-            if need(video, "split", str) == root.split:
-                yield from file.convert(f"videos[{i}]", question, video)
-        yield from file.take_errors()
-
-
-READERS = {"flickr30k": _flickr30k, "unsplash": _unsplash, "msrvtt": _msrvtt}
+    yield from file.each_item("videos", question)

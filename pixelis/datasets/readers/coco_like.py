@@ -180,7 +180,7 @@ def _track(annotation: Any, label: str, file: AnnotationFile, frames: int, width
 # -- SA-1B ------------------------------------------------------------------------------------------------------------------
 
 
-def _sa1b(root: DatasetRoot) -> Rows:
+def sa1b(root: DatasetRoot) -> Rows:
     """One JSON file per image, listed and read one after the other; masks below the thresholds are left out."""
     options = {"area": "area", "predicted_iou": "iou", "stability_score": "stability"}
     thresholds = {name: root.number(option) for name, option in options.items()}
@@ -206,7 +206,7 @@ def _sa1b(root: DatasetRoot) -> Rows:
         file = AnnotationFile(root, path)
         yield from file.convert("image", question, file)
     if path is None:
-        root.path("sa_000000/sa_1.json")
+        root.path("sa_000000/sa_1.json")  # raises MissingFile
 
 
 def _json_files(folder: Path) -> Iterator[Path]:
@@ -234,20 +234,15 @@ def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width:
     )
 
 
-READERS = {
-    "coco": _images("annotations/instances_{split}.json"),
-    "lvis": _images("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency"),
-    "partimagenet": _images(
-        "annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}"
-    ),
-    "sa1b": _sa1b,
-    "youtube_vis": _videos(
-        "{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6
-    ),
-    "uvo": _videos(
-        "VideoDenseSet/UVO_video_{split}_dense_with_label.json",
-        "VideoDenseSet/UVO_video_{split}_dense.json",
-        frames="uvo_videos_dense_frames",
-        fps=30,
-    ),
-}
+# -- data sets ----------------------------------------------------------------------------------------------------
+
+coco = _images("annotations/instances_{split}.json")
+lvis = _images("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency")
+partimagenet = _images("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}")
+youtube_vis = _videos("{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6)
+uvo = _videos(
+    "VideoDenseSet/UVO_video_{split}_dense_with_label.json",
+    "VideoDenseSet/UVO_video_{split}_dense.json",
+    frames="uvo_videos_dense_frames",
+    fps=30,
+)

@@ -8,16 +8,12 @@ the questions. MM-Vet, https://github.com/yuweihao/MM-Vet: ``mm-vet.json`` by id
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyarrow import fs
-
-from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError, need, optional, text, whole
-from pixelis.datasets.files import read_file
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, choices, image, read_json
 from pixelis.errors import BadInput
@@ -46,30 +42,18 @@ MIDDLE_GRADE = 6
 _SHOWN = re.compile(r"<image (\d)>")
 
 
-def _mmmu(root: DatasetRoot) -> Rows:
+def mmmu(root: DatasetRoot) -> Rows:
     names = [name for group in DISCIPLINES.values() for name in group]
     if (subject := root.options["subject"]) != "all":
         if subject not in names:
             raise BadInput(f"mmmu: no subject {subject!r}", fix=f"all, or one of {', '.join(names)}")
         names = [subject]
-    folders = [root.folder / name for name in names if (root.folder / name).is_dir()] or [root.path("data", names[0])]
+    folders = [name for name in names if (root.folder / name).is_dir()]
     media_root = root.media_root()
-    for folder in folders:
-        paths = sorted(folder.glob(f"{root.split}-*.parquet"))
-        if not paths:
-            root.path(f"{folder.relative_to(root.folder)}/{{split}}-00000-of-00001.parquet")
-        for path in paths:
-            for name, file, row in _table(root, path):
-                if isinstance(row, BadRow):
-                    yield row
-                elif subject == "all" or _subject(row) == subject:
-                    yield from file.convert(name, _mmmu_question, file, media_root, row)
-
-
-def _table(root: DatasetRoot, path: Path) -> Iterator[tuple[str, AnnotationFile, Any]]:
-    file = AnnotationFile(root, path)
-    for row in read_file(fs.LocalFileSystem(), str(path)):
-        yield ("", file, row) if isinstance(row, BadRow) else (str(row.number), file, row.values)
+    for folder in folders or [root.path("data", names[0]).name]:
+        for path in root.paths(f"{folder}/{{split}}-*.parquet", f"{folder}/{{split}}-00000-of-00001.parquet"):
+            file = AnnotationFile(root, path)
+            yield from file.each_row(functools.partial(_mmmu_question, file, media_root, subject))
 
 
 def _subject(row: dict[str, Any]) -> str:
@@ -77,7 +61,10 @@ def _subject(row: dict[str, Any]) -> str:
     return str(row.get("id")).partition("_")[2].rpartition("_")[0]
 
 
-def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Question:
+def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, only: str, row: dict[str, Any]) -> Question | None:
+    """The question of a row; None if it is not of the subject ``only``."""
+    if only not in ("all", subject := _subject(row)):
+        return None
     key = file.unique(text(row, "id"), "id")
     options = list_text(need(row, "options", str))
     if options is None or len(options) > MAX_OPTIONS:
@@ -94,10 +81,9 @@ def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, row: dict[str, A
     truths = None if answer == "?" else list_text(answer) or [answer]  # the answers of the test split are hidden
     if options and truths and not all(len(letter) == 1 and 0 <= ord(letter) - ord("A") < len(options) for letter in truths):
         raise RowError("answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options")
-    subject = _subject(row)
-    record = file.question(
+    return file.question(
         key,
-        media[0],
+        media,
         question=question,
         answers=truths,
         scorer="mmmu_choice" if options else "mmmu_open",
@@ -105,10 +91,9 @@ def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, row: dict[str, A
         category=[*(name for name, subjects in DISCIPLINES.items() if subject in subjects), subject],
         difficulty=row.get("topic_difficulty"),
     )
-    return record.model_copy(update={"media": media})
 
 
-def _scienceqa(root: DatasetRoot) -> Rows:
+def scienceqa(root: DatasetRoot) -> Rows:
     file = root.file("problems.json")
     splits = read_json(root.path("pid_splits.json"))
     if not isinstance(keys := splits.get(root.split), list):
@@ -117,11 +102,9 @@ def _scienceqa(root: DatasetRoot) -> Rows:
     def question(key: str) -> Question:
         row = need(file.data, key, dict)
         options = [str(option) for option in need(row, "choices", list)]
-        answer = whole(need(row, "answer", int), "answer")
-        if not 2 <= len(options) <= MAX_OPTIONS or answer >= len(options):
-            raise RowError("answer", "no_label", f"{answer} is not the number of one of {len(options)} options")
+        if not 2 <= len(options) <= MAX_OPTIONS:
+            raise RowError("choices", "bad_length", f"{len(options)} choices, not 2 to {MAX_OPTIONS}")
         hint, grade = (optional(row, "hint", str) or "").strip(), text(row, "grade")
-        prompt = choices(text(row, "question"), options)
         media = []
         if picture := optional(row, "image", str):
             # Each split has a folder, also for the questions of its small copies, such as minitest.
@@ -130,23 +113,21 @@ def _scienceqa(root: DatasetRoot) -> Rows:
             media.append(image(str(next((place for place in places if place.is_file()), places[0]))))
         context = [*(["TXT"] if hint else []), *(["IMG"] if media else [])] or ["NO"]
         years = "G1-6" if whole(grade.removeprefix("grade"), "grade") <= MIDDLE_GRADE else "G7-12"
-        record = file.question(
+        return file.choice(
             key,
-            media[0] if media else image("none"),
-            question=f"Context: {hint}\n{prompt}" if hint else prompt,
-            answers=[chr(ord("A") + answer)],
-            scorer="mc_letter",
-            options=options,
+            media,
+            f"Context: {hint}\n{text(row, 'question')}" if hint else text(row, "question"),
+            options,
+            whole(need(row, "answer", int), "answer"),
             category=[*filter(None, [SUBJECTS.get(str(row.get("subject")))]), *context, years],
             **{name: row.get(name) for name in ("topic", "skill", "lecture", "solution")},
         )
-        return record.model_copy(update={"media": media})
 
     for key in map(str, keys):
         yield from file.convert(key, question, key)
 
 
-def _mmvet(root: DatasetRoot) -> Rows:
+def mmvet(root: DatasetRoot) -> Rows:
     file, folder = root.file("mm-vet.json"), root.path("images")
 
     def question(key: str, row: Any) -> Question:
@@ -161,6 +142,3 @@ def _mmvet(root: DatasetRoot) -> Rows:
 
     for key, row in file.data.items():
         yield from file.convert(key, question, key, row)
-
-
-READERS = {"mmmu": _mmmu, "scienceqa": _scienceqa, "mmvet": _mmvet}

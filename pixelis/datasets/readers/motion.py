@@ -36,7 +36,7 @@ class _Sequence(NamedTuple):
     height: int
 
 
-def _mot(root: DatasetRoot) -> Rows:
+def mot(root: DatasetRoot) -> Rows:
     window, stride = int(root.number("window")), int(root.number("stride"))
     if stride < 1 or (window != 0 and window < MIN_WINDOW):
         raise BadInput(f"window={window}&stride={stride}: a window has at least {MIN_WINDOW} frames, or 0 for all; a stride 1")
@@ -137,6 +137,3 @@ def _window_question(
     key = sequence.name if last - first == len(sequence.frames) else f"{sequence.name}-{first + 1:06d}"
     annotations = Annotations(regions=numbered)
     return file.question(key, media, annotations, dropped=dropped or None, sequence=sequence.name, first_frame=first)
-
-
-READERS = {"mot17": _mot, "mot20": _mot}

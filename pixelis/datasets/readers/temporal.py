@@ -18,7 +18,7 @@ from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xyxy, header_size, time_span
 from pixelis.datasets.fields import RowError, need, number, optional, text, whole
-from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, clip, read_json
+from pixelis.datasets.readers.base import DatasetRoot, Rows, below, clip, index_of, read_json
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Event, Question, Region, Relation
 
@@ -33,19 +33,17 @@ _SECONDS = re.compile(r"\s*(\S+)\s*-\s*(\S+)\s*")
 # -- descriptions -----------------------------------------------------------------------------------------------------------
 
 
-def _didemo(root: DatasetRoot) -> Rows:
+def didemo(root: DatasetRoot) -> Rows:
     file, folder = root.file("{split}_data.json", "data/{split}_data.json"), root.path("videos")
-    by_video: dict[str, list[tuple[int, Any]]] = {}
-    for i, row in enumerate(read_json(file.path, list)):
-        with file.collect_errors(f"[{i}]"):
-            by_video.setdefault(text(row, "video"), []).append((i, row))
+    by_video = file.group(read_json(file.path, list), "video")
     yield from file.take_errors()
 
-    def question(video: str, rows: list[tuple[int, Any]]) -> Question:
+    def question(video: str, rows: list[tuple[str, Any]]) -> Question:
         events: list[Event] = []
-        for i, row in rows:
-            with file.collect_errors(f"[{i}]"):
-                spans = [_didemo_span(span) for span in need(row, "times", list)]
+        for name, row in rows:
+            with file.collect_errors(name):
+                pairs = (_pair(span, "times") for span in need(row, "times", list))
+                spans = [(whole(first, "times"), whole(last, "times")) for first, last in pairs]
                 if not spans:
                     raise RowError("times", "empty", "no annotator marked a span")
                 first, last = Counter(spans).most_common(1)[0][0]
@@ -58,13 +56,13 @@ def _didemo(root: DatasetRoot) -> Rows:
         yield from file.convert(video, question, video, rows)
 
 
-def _didemo_span(span: Any) -> tuple[int, int]:
+def _pair(span: Any, column: str) -> tuple[Any, Any]:
     if not isinstance(span, list) or len(span) != 2:
-        raise RowError("times", "wrong_type", f"{span!r:.60} is not a pair of chunks")
-    return whole(span[0], "times"), whole(span[1], "times")
+        raise RowError(column, "wrong_type", f"{span!r:.60} is not a pair of start and end")
+    return span[0], span[1]
 
 
-def _activitynet(root: DatasetRoot) -> Rows:
+def activitynet(root: DatasetRoot) -> Rows:
     file, folder = root.file("{split}.json", "captions/{split}.json"), root.path("videos")
 
     def question(key: str, row: Any) -> Question:
@@ -75,9 +73,7 @@ def _activitynet(root: DatasetRoot) -> Rows:
         events: list[Event] = []
         for i, (span, sentence) in enumerate(zip(spans, sentences, strict=True)):
             with file.collect_errors(f"{key}[{i}]"):
-                if not isinstance(span, list) or len(span) != 2:
-                    raise RowError("timestamps", "wrong_type", f"{span!r:.60} is not a pair of seconds")
-                events.append(time_span(text({"sentences": sentence}, "sentences"), span[0], span[1], duration))
+                events.append(time_span(text({"sentences": sentence}, "sentences"), *_pair(span, "timestamps"), duration))
         media = clip(below(folder, key + root.options["suffix"], "video"))
         return file.question(key, media, Annotations(events=events), duration=duration)
 
@@ -85,7 +81,7 @@ def _activitynet(root: DatasetRoot) -> Rows:
         yield from file.convert(key, question, key, row)
 
 
-def _assembly101(root: DatasetRoot) -> Rows:
+def assembly101(root: DatasetRoot) -> Rows:
     file, folder = root.file("fine-grained-annotations/{split}.csv", "{split}.csv"), root.path("recordings")
     if root.split == "test":
         raise BadInput("assembly101: the actions of its test split are not public", fix="use split=train or split=validation")
@@ -112,7 +108,7 @@ def _assembly101(root: DatasetRoot) -> Rows:
 # -- questions --------------------------------------------------------------------------------------------------------------
 
 
-def _star(root: DatasetRoot) -> Rows:
+def star(root: DatasetRoot) -> Rows:
     file, folder = root.file("STAR_{split}.json"), root.path("Charades_v1_480")
     situations = root.flag("situations")
     names = _star_classes(root) if situations else {}
@@ -122,8 +118,6 @@ def _star(root: DatasetRoot) -> Rows:
         key, video = file.unique(text(row, "question_id"), "question_id"), text(row, "video_id")
         prompt, options = text(row, "question"), [text(choice, "choice") for choice in need(row, "choices", list)]
         answer = optional(row, "answer", str)
-        if answer is not None and answer not in options:
-            raise RowError("answer", "no_label", f"{answer!r:.60} is not one of the choices")
         annotations = Annotations()
         with file.collect_errors(f"{key}, span"):
             label = f"{prompt} {answer}" if answer else prompt
@@ -135,16 +129,9 @@ def _star(root: DatasetRoot) -> Rows:
                     regions, relations = _star_graph(frame, graph, path, names)
                     annotations.regions += regions
                     annotations.relations += relations
-        return file.question(
-            key,
-            clip(below(folder, f"{video}.mp4", "video_id")),
-            annotations,
-            choices(prompt, options),
-            None if answer is None else [chr(ord("A") + options.index(answer))],
-            "mc_letter",
-            options=options,
-            program=row.get("question_program"),
-        )
+        number, media = None if answer is None else index_of(answer, options), clip(below(folder, f"{video}.mp4", "video_id"))
+        program = row.get("question_program")
+        return file.choice(key, media, prompt, options, number, annotations=annotations, program=program)
 
     yield from file.each_row(question)
 
@@ -189,15 +176,13 @@ def _star_graph(frame: str, graph: Any, picture: Path, names: dict[str, str]) ->
     return regions, relations
 
 
-def _tvqa(root: DatasetRoot) -> Rows:
+def tvqa(root: DatasetRoot) -> Rows:
     file, folder = root.file("tvqa_{split}.jsonl", "tvqa_qa_release/tvqa_{split}.jsonl"), root.path("frames_hq")
 
     def question(row: dict[str, Any]) -> Question:
         key, name, prompt = file.unique_id(row, "qid"), text(row, "vid_name"), text(row, "q")
         options = [text(row, f"a{i}") for i in range(5)]
         answer = None if row.get("answer_idx") is None else whole(row["answer_idx"], "answer_idx")
-        if answer is not None and answer >= len(options):
-            raise RowError("answer_idx", "no_label", f"{answer} is not the index of one of five answers")
         show = next((show for show in TVQA_SHOWS if name.startswith(f"{show}_")), "bbt")
         frames_folder = Path(below(folder, f"{show}_frames/{name}", "vid_name"))
         frames = sorted(str(path) for path in frames_folder.glob("*.jpg"))
@@ -209,20 +194,10 @@ def _tvqa(root: DatasetRoot) -> Rows:
                 ends = _SECONDS.fullmatch(text(row, "ts"))
                 if not ends:
                     raise RowError("ts", "wrong_type", f"{row['ts']!r:.60} is not a span of seconds")
-                label = prompt if answer is None else f"{prompt} {options[answer]}"
+                label = prompt if answer is None else f"{prompt} {row.get(f'a{answer}', '')}"
                 events.append(time_span(label, ends[1], ends[2], column="ts"))
-        return file.question(
-            key,
-            clip(frames=frames, fps=3),
-            Annotations(events=events),
-            choices(prompt, options),
-            None if answer is None else [chr(ord("A") + answer)],
-            "mc_letter",
-            options=options,
-            show=row.get("show_name"),
-        )
+        media, show_name = clip(frames=frames, fps=3), row.get("show_name")
+        notes = Annotations(events=events)
+        return file.choice(key, media, prompt, options, answer, "answer_idx", annotations=notes, show=show_name)
 
     return file.each_row(question)
-
-
-READERS = {"didemo": _didemo, "activitynet": _activitynet, "assembly101": _assembly101, "star": _star, "tvqa": _tvqa}

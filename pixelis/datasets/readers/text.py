@@ -33,6 +33,12 @@ Level = Literal["word", "line", "paragraph"]
 _read_recognised = functools.lru_cache(maxsize=4)(read_json_row)  # the questions about one image follow each other
 
 
+def _add_line(lines: list[Line], item: Any, content: str, corners: str, size: tuple[int, int], level: Level) -> None:
+    """Add a text with the box around the polygon in its column ``corners``."""
+    points = polygon_points(need(item, corners, list), *size, corners)
+    lines.append(Line(text=content, box=enclosing_box(points, corners), level=level))
+
+
 # -- questions about documents ----------------------------------------------------------------------------------------------
 
 
@@ -52,7 +58,12 @@ def _documents(
         def question(row: dict[str, Any]) -> Question:
             key = file.unique_id(row, "questionId")
             name = Path(text(row, image_column)).name
-            uri, answers = below(folder, name, image_column), _answers(row)
+            uri, answers = below(folder, name, image_column), optional(row, "answers", list)
+            if answers is not None:  # some splits do not publish them
+                written = (answer.strip() for answer in answers if isinstance(answer, str))
+                answers = list(dict.fromkeys(filter(None, written)))
+                if not answers:
+                    raise RowError("answers", "no_label", "the row has no answer")
             lines: list[Line] = []
             size: Size = (None, None)
             if texts is not None:
@@ -75,17 +86,6 @@ def _documents(
         yield from file.each_item("data", question)
 
     return read
-
-
-def _answers(row: dict[str, Any]) -> list[str] | None:
-    """Accepted answers; None where the split does not publish them. RowError ``no_label`` if the list has no text."""
-    values = optional(row, "answers", list)
-    if values is None:
-        return None
-    answers = [value.strip() for value in values if isinstance(value, str) and value.strip()]
-    if not answers:
-        raise RowError("answers", "no_label", f"{values!r:.60} has no answer")
-    return list(dict.fromkeys(answers))
 
 
 def _answer_boxes(answers: list[str] | None, lines: list[Line]) -> list[Box]:
@@ -111,17 +111,14 @@ def _azure_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tuple
     if len(pages) != 1:
         raise RowError("recognitionResults", "wrong_type", f"{name} has {len(pages)} pages, expected 1")
     size = image_size(need(pages[0], "width", int), need(pages[0], "height", int))
-    lines = []
-
-    def add(item: Any, level: Level, part: str) -> None:
-        with file.collect_errors(f"{name}, {part}"):
-            points = polygon_points(need(item, "boundingBox", list), *size, "boundingBox")
-            lines.append(Line(text=text(item, "text"), box=enclosing_box(points, "boundingBox"), level=level))
+    lines: list[Line] = []
 
     for i, line in enumerate(need(pages[0], "lines", list)):
-        add(line, "line", f"lines[{i}]")
+        with file.collect_errors(f"{name}, lines[{i}]"):
+            _add_line(lines, line, text(line, "text"), "boundingBox", size, "line")
         for j, word in enumerate(line.get("words") or [] if isinstance(line, dict) else []):
-            add(word, "word", f"lines[{i}].words[{j}]")
+            with file.collect_errors(f"{name}, lines[{i}].words[{j}]"):
+                _add_line(lines, word, text(word, "text"), "boundingBox", size, "word")
     return lines, size
 
 
@@ -140,34 +137,29 @@ def _textract_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tu
 # -- text in images ---------------------------------------------------------------------------------------------------------
 
 
-def _textcaps(root: DatasetRoot) -> Rows:
+def textcaps(root: DatasetRoot) -> Rows:
     file = root.file("TextCaps_0.1_{split}.json")
     folder = root.path("test_images" if root.split == "test" else "train_images")
-    words: dict[str, list[Any]] = {}
+    words: dict[str, list[tuple[str, Any]]] = {}
     if root.flag("ocr"):
         recognised = root.file("TextVQA_Rosetta_OCR_v0.2_{split}.json")
-        for i, row in enumerate(recognised.items("data")):
-            with recognised.collect_errors(f"data[{i}]"):
-                words[text(row, "image_id")] = optional(row, "ocr_info", list, [])
+        words = recognised.group(recognised.items("data"), "image_id", "data")
         yield from recognised.take_errors()
-    by_image: dict[str, list[tuple[int, Any]]] = {}
-    for i, row in enumerate(file.items("data")):
-        with file.collect_errors(f"data[{i}]"):
-            by_image.setdefault(text(row, "image_id"), []).append((i, row))
+    by_image = file.group(file.items("data"), "image_id", "data")
     yield from file.take_errors()
 
-    def question(key: str, rows: list[tuple[int, Any]]) -> Question:
+    def question(key: str, rows: list[tuple[str, Any]]) -> Question:
         first = rows[0][1]
         size = image_size(first.get("image_width"), first.get("image_height"))
         captions, lines = [], []
-        for i, row in rows:
-            with file.collect_errors(f"data[{i}]"):
+        for name, row in rows:
+            with file.collect_errors(name):
                 if root.split != "test" or row.get("caption_str"):
                     captions.append(text(row, "caption_str"))
-        for i, item in enumerate(words.get(key, [])):
+        for i, item in enumerate(item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])):
             with file.collect_errors(f"image {key}, ocr_info[{i}]"):
                 bounds = need(item, "bounding_box", dict)
-                sides = [bounds.get(name) for name in ("top_left_x", "top_left_y", "width", "height")]
+                sides = [bounds.get(side) for side in ("top_left_x", "top_left_y", "width", "height")]
                 lines.append(Line(text=text(item, "word"), box=box_xywh(sides, 1, 1, "bounding_box"), level="word"))
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
         return file.question(key, media, Annotations(lines=lines, captions=captions))
@@ -176,7 +168,7 @@ def _textcaps(root: DatasetRoot) -> Rows:
         yield from file.convert(f"image {key}", question, key, rows)
 
 
-def _hiertext(root: DatasetRoot) -> Rows:
+def hiertext(root: DatasetRoot) -> Rows:
     """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line, ..."""
     file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
@@ -189,11 +181,10 @@ def _hiertext(root: DatasetRoot) -> Rows:
         def add(item: Any, level: Level, content: str, part: str) -> None:
             nonlocal unreadable
             with file.collect_errors(f"image {key}, {part}"):
-                if not content.strip():
+                if content.strip():
+                    _add_line(lines, item, content.strip(), "vertices", size, level)
+                else:
                     unreadable += 1
-                    return
-                points = polygon_points(need(item, "vertices", list), *size, "vertices")
-                lines.append(Line(text=content.strip(), box=enclosing_box(points, "vertices"), level=level))
 
         for i, paragraph in enumerate(need(row, "paragraphs", list)):
             inner = need(paragraph, "lines", list)
@@ -208,7 +199,7 @@ def _hiertext(root: DatasetRoot) -> Rows:
     yield from file.each_item("annotations", question)
 
 
-def _art(root: DatasetRoot) -> Rows:
+def art(root: DatasetRoot) -> Rows:
     file, folder = root.file("{split}_labels.json"), root.path("{split}_images")
 
     def question(key: str, items: Any) -> Question:
@@ -234,22 +225,17 @@ def _art(root: DatasetRoot) -> Rows:
         yield from file.convert(key, question, key, items)
 
 
-READERS = {
-    "docvqa": _documents(
-        ("spdocvqa_qas/{split}_v1.0_withQT.json", "spdocvqa_qas/{split}_v1.0.json", "{split}/{split}_v1.0.json"),
-        images=("spdocvqa_images", "{split}/documents"),
-        recognised=("spdocvqa_ocr", "{split}/ocr_results"),
-        image_column="image",
-        lines_of=_azure_lines,
-    ),
-    "infographicsvqa": _documents(
-        tuple(f"infographicsvqa_qas/infographicsVQA_{{split}}_v1.0{end}.json" for end in ("_withQT", "")),
-        images=("infographicsvqa_images",),
-        recognised=("infographicsvqa_ocr",),
-        image_column="image_local_name",
-        lines_of=_textract_lines,
-    ),
-    "textcaps": _textcaps,
-    "hiertext": _hiertext,
-    "art": _art,
-}
+docvqa = _documents(
+    ("spdocvqa_qas/{split}_v1.0_withQT.json", "spdocvqa_qas/{split}_v1.0.json", "{split}/{split}_v1.0.json"),
+    images=("spdocvqa_images", "{split}/documents"),
+    recognised=("spdocvqa_ocr", "{split}/ocr_results"),
+    image_column="image",
+    lines_of=_azure_lines,
+)
+infographicsvqa = _documents(
+    tuple(f"infographicsvqa_qas/infographicsVQA_{{split}}_v1.0{end}.json" for end in ("_withQT", "")),
+    images=("infographicsvqa_images",),
+    recognised=("infographicsvqa_ocr",),
+    image_column="image_local_name",
+    lines_of=_textract_lines,
+)

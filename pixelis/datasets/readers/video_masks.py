@@ -33,7 +33,7 @@ VISOR_SIZE = (1920, 1080)
 """Width and height of the frames that VISOR's sparse polygons refer to."""
 
 
-def _youtube_vos(root: DatasetRoot) -> Rows:
+def youtube_vos(root: DatasetRoot) -> Rows:
     file = root.file("{split}/meta.json")
     frames_folder, masks_folder = root.path("{split}/JPEGImages"), root.path("{split}/Annotations")
 
@@ -52,16 +52,17 @@ def _youtube_vos(root: DatasetRoot) -> Rows:
                 for number, row in objects.items():
                     if (inside := numbers == number).any():
                         mask = Mask.of(inside)
-                        region = Region(
-                            id=f"{number}.{frame}",
-                            label=text(row, "category").replace("_", " "),
-                            box=mask.box,
-                            media="vid0",
-                            mask=mask.encode(),
-                            frame=frame,
-                            track=str(number),
+                        regions.append(
+                            Region(
+                                id=f"{number}.{frame}",
+                                label=text(row, "category").replace("_", " "),
+                                box=mask.box,
+                                media="vid0",
+                                mask=mask.encode(),
+                                frame=frame,
+                                track=str(number),
+                            )
                         )
-                        regions.append(region)
         frames = [below(frames_folder, f"{key}/{name}.jpg", "frames") for name in names]
         return file.question(key, clip(frames=frames, fps=6, size=size), Annotations(regions=regions))
 
@@ -83,13 +84,10 @@ def _object_numbers(path: Path) -> np.ndarray:
         raise RowError("Annotations", "bad_mask", f"{path}: {error}") from None
 
 
-def _visor(root: DatasetRoot) -> Rows:
+def visor(root: DatasetRoot) -> Rows:
     base = "GroundTruth-SparseAnnotations/"
-    folder, frames_folder = root.path(base + "annotations/{split}"), root.path(base + "rgb_frames/{split}")
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        root.path(base + "annotations/{split}/P01_01.json")
-    for path in paths:
+    frames_folder = root.path(base + "rgb_frames/{split}")
+    for path in root.paths(base + "annotations/{split}/*.json", base + "annotations/{split}/P01_01.json"):
         file, sequences = AnnotationFile(root, path), defaultdict(list)
         with file.collect_errors("video_annotations"):
             for i, frame in enumerate(need(read_json_row(path), "video_annotations", list)):
@@ -141,6 +139,3 @@ def _visor_region(annotation: Any, frame: int) -> Region:
         track=name,
         attributes=attributes,
     )
-
-
-READERS = {"youtube_vos": _youtube_vos, "visor": _visor}
