@@ -1,6 +1,6 @@
-"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or of folders of these, from any pyarrow filesystem.
+"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these, from any pyarrow filesystem.
 
-A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet a few megabytes at a time.
+A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet some megabytes at a time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import mimetypes
 import re
 import tarfile
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
@@ -70,12 +70,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """``PATH?format=NAME&media=FOLDER&scorer=NAME&cache=FOLDER&prompt=FILE``: files of rows with options.
+    """``PATH?format=NAME&media=FOLDER&cache=FOLDER&...``: files of rows with options.
 
-    ``media`` is the folder of relative references, itself relative to the folder of the files (the default). ``cache`` stores
-    media from inside rows or from other machines as files. ``prompt`` is a template around each question, ``shuffle_options`` a
-    seed. ``question``, ``answer`` and ``image`` are columns of a table. Other options of a ``scheme://`` path belong to its
-    filesystem.
+    ``media`` is the folder of relative references, itself relative to the folder of the files (the default). ``cache``
+    stores media from inside rows or from other machines as files. ``scorer``, ``prompt`` and ``shuffle_options``: see
+    `question_changes`. ``question``, ``answer`` and ``image`` are columns of a table. Other options of a ``scheme://`` path
+    belong to its filesystem.
     """
 
     path: str
@@ -140,7 +140,8 @@ class Source:
         if "dataset_dict.json" in names:
             raise BadInput(f"{self.path} contains several splits", fix=f"name the folder of one, such as {self.path}/train")
         inside = [item.path for item in entries if item.type == fs.FileType.File and kind(item.path)]
-        files = sorted(file for file in inside if not _hidden(file[len(path) :]))
+        hidden = [any(part.startswith((".", "_")) for part in PurePosixPath(file[len(path) :]).parts) for file in inside]
+        files = sorted(file for file, skip in zip(inside, hidden, strict=True) if not skip and not _is_lineage(file))
         if "state.json" in names:  # a folder that the library `datasets` saved
             files = [file for file in files if kind(file) == ".arrow"]
         if not files:
@@ -150,10 +151,9 @@ class Source:
         return system, path, files
 
 
-def _hidden(path: str) -> bool:
-    """True for hidden files, and for the lineage records beside rows (`telemetry.lineage`)."""
-    parts = PurePosixPath(path.lstrip("/")).parts
-    return any(part.startswith((".", "_")) for part in parts) or f".{parts[-1]}".endswith(".lineage.json")
+def _is_lineage(path: str) -> bool:
+    """Whether a file is the lineage record beside rows (`telemetry.lineage`)."""
+    return f".{PurePosixPath(path).name}".endswith(".lineage.json")
 
 
 def kind(path: str) -> str | None:
@@ -234,46 +234,32 @@ def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
-    except (
-        pa.ArrowException,
-        OSError,
-        UnicodeDecodeError,
-        csv.Error,
-        tarfile.TarError,
-    ) as error:  # Arrow does not check the text of a Parquet file
+    except (pa.ArrowException, OSError, csv.Error, tarfile.TarError, UnicodeDecodeError) as error:
+        # A UnicodeDecodeError comes from parquet files, whose text Arrow does not check.
         raise BadInput(f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it") from None
 
 
-def _text_lines(system: fs.FileSystem, part: Part) -> Generator[tuple[int, bytes], None, None]:
-    """The lines of a part with their numbers."""
-    if part.stop is None:
-        with system.open_input_stream(part.path, compression=_compression(part.path), buffer_size=CHUNK) as stream:
-            yield from enumerate(io.BufferedReader(stream, CHUNK), 1)
-        return
-    with system.open_input_file(part.path) as file:
-        file.seek(part.start)
-        position = part.start
-        for number, line in enumerate(io.BufferedReader(file, CHUNK), part.rows_before + 1):
-            yield number, line
-            position += len(line)
-            if position >= part.stop:
-                return
-
-
 def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
-    path = part.path
-    with closing(_text_lines(system, part)) as lines:
-        for number, line in lines:
-            if not line.strip():
-                continue
+    path, position = part.path, part.start
+    whole = part.stop is None
+    compression = _compression(path) if whole else None
+    file = system.open_input_stream(path, compression, CHUNK) if whole else system.open_input_file(path)
+    with file:
+        if not whole:
+            file.seek(part.start)
+        for number, line in enumerate(io.BufferedReader(file, CHUNK), part.rows_before + 1):
+            position += len(line)
             try:
-                yield _as_row(path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")))
+                if line.strip():
+                    yield _as_row(path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")))
             except json.JSONDecodeError as error:
                 yield BadRow(path, str(number), "all", "not_json", f"not JSON ({error.msg} at column {error.colno})")
             except UnicodeDecodeError as error:
                 yield BadRow(path, str(number), "all", "not_utf8", f"not UTF-8 at byte {error.start}")
             except (RecursionError, ValueError) as error:
                 yield BadRow(path, str(number), "all", "not_json", f"not JSON ({_one_line(error)})")
+            if part.stop is not None and position >= part.stop:
+                return
 
 
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
@@ -299,7 +285,8 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
                     value, end = decoder.raw_decode(text, position)
                 except json.JSONDecodeError as decode_error:
                     error = decode_error
-                if not at_end and (end == len(text) if error is None else _may_be_truncated(error)):
+                # A value that ends with the text, or an error near its end, may be another one when more is read.
+                if not at_end and (end == len(text) if error is None else _is_at_end(error)):
                     chunk = characters.read(size)
                     at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
                     continue
@@ -317,8 +304,7 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
             raise BadInput(f"{path}, row {number + 1}: not JSON ({_one_line(error)})") from None
 
 
-def _may_be_truncated(error: json.JSONDecodeError) -> bool:
-    """True if the text may be valid when more of it is read."""
+def _is_at_end(error: json.JSONDecodeError) -> bool:
     return error.msg.startswith("Unterminated string") or len(error.doc) - error.pos < TOKEN
 
 
@@ -365,29 +351,32 @@ def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
         file.seek(0)
         reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
-        rows = (values for batch in batches for values in _row_dicts(batch))
-        yield from (Row(path, number, values) for number, values in enumerate(rows, 1))
-
-
-def _row_dicts(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows of a batch, a few at a time: their pictures may be large."""
-    step = max(1, min(1024, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
-    for start in range(0, batch.num_rows, step):
-        yield from batch.slice(start, step).to_pylist()
+        number = 0
+        for batch in batches:  # a few rows at a time: their pictures may be large
+            step = max(1, min(1024, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+            for start in range(0, batch.num_rows, step):
+                for values in batch.slice(start, step).to_pylist():
+                    number += 1
+                    yield Row(path, number, values)
 
 
 def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     """The samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
 
-    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a column named after the
-    suffix of its file.
+    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a column named after
+    the suffix of its file.
     """
+
+    def sample(member: tarfile.TarInfo) -> str:
+        path = PurePosixPath(member.name)
+        return str(path.parent / path.name.partition(".")[0])
+
     with (
         system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream,
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
         files = (item for item in archive if item.isfile() and not PurePosixPath(item.name).name.startswith("."))
-        for number, (name, members) in enumerate(itertools.groupby(files, _sample_name), 1):
+        for number, (name, members) in enumerate(itertools.groupby(files, sample), 1):
             values, media = dict[str, Any](), {"image": list[bytes](), "video": list[bytes]()}
             try:
                 for member in members:
@@ -405,11 +394,6 @@ def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
             for kind, items in media.items():
                 values |= {kind: items, f"{kind}s": None} if items else {}
             yield Row(path, number, {"id": name, **values})
-
-
-def _sample_name(member: tarfile.TarInfo) -> str:
-    path = PurePosixPath(member.name)
-    return str(path.parent / path.name.partition(".")[0])
 
 
 def _one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +14,7 @@ from pyarrow import fs
 
 from pixelis.datasets.fields import RowError
 from pixelis.errors import BadImage, BadInput, InfraFailure
+from pixelis.files import replacing
 from pixelis.operations.encoded import read_encoded
 from pixelis.records import Media
 
@@ -52,18 +53,22 @@ class MediaRoot:
         return cls(system, os.path.normpath(f"{folder}/{media}"), cache)
 
     def reference(self, column: str, value: Any) -> str:
-        """The URI of one image or clip, given as a path, a path below the folder, a ``data:`` or ``cards:`` URI, or bytes.
+        """The URI of one image or clip, given as a path, a ``data:``, ``cards:`` or ``packaged:`` URI, or bytes.
 
         Bytes, alone or as ``{"bytes": ..., "path": ...}``, base64 and ``data:`` URIs become a file of the cache. RowError
-        ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``, ``bad_media`` or ``no_media``. InfraFailure if
-        the filesystem does not answer: a missing file would shift the numbers of the questions, by which a run resumes.
+        ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``, ``bad_media`` or ``no_media``.
+        InfraFailure if the filesystem does not answer: dropping the row would shift the numbers of later questions, by
+        which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
         if isinstance(value, str) and len(value) > 64 and value.startswith(BASE64):
             value = f"data:;base64,{value}"
         if isinstance(value, str) and value[:5].lower() == "data:":
-            value = _data_url_bytes(column, value)
+            try:  # the bytes are in memory anyway: `open_media` checks the caps
+                value = read_encoded(value, len(value), "image" if value[:11].lower() == "data:image/" else "video")
+            except BadImage as error:
+                raise RowError(column, "bad_media", error.message) from None
         if isinstance(value, bytes):
             return self._store(hashlib.sha256(value).hexdigest(), lambda file: file.write(value))
         if value is None or value == "":
@@ -83,55 +88,43 @@ class MediaRoot:
             raise RowError(column, "media_traversal", f"{value[:100]} leads out of the media folder")
         if self.local:
             return _existing(column, path)
-        name = hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest()
-        return self._store(name, lambda file: self._copy(column, path, file))
+
+        def copy(file: IO[bytes]) -> None:
+            if self.system.get_file_info(path).type != fs.FileType.File:
+                raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
+            with self.system.open_input_stream(path) as stream:
+                shutil.copyfileobj(stream, file, COPY_BYTES)
+
+        return self._store(hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest(), copy)
 
     def media(self, row: Mapping[str, Any], images: str = "", videos: str = "") -> list[Media]:
         """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value or a list.
 
         A clip is a file, or a list of images. RowError as of ``reference``.
         """
-        result = [Media(id=f"img{i}", uri=self.reference(images, item)) for i, item in enumerate(_as_list(row.get(images)))]
-        for i, item in enumerate(_as_list(row.get(videos))):
+        shown, clips = (_as_list(row.get(column)) for column in (images, videos))
+        result = [Media(id=f"img{i}", uri=self.reference(images, item)) for i, item in enumerate(shown)]
+        for i, item in enumerate(clips):
+            if item == []:
+                raise RowError(videos, "no_media", "the clip has no frames")
             if isinstance(item, list):
                 frames = [self.reference(videos, frame) for frame in item]
-                if not frames:
-                    raise RowError(videos, "no_media", "the clip has no frames")
                 result.append(Media(id=f"vid{i}", kind="video", frames=frames))
             else:
                 result.append(Media(id=f"vid{i}", kind="video", uri=self.reference(videos, item)))
         return result
 
-    def _copy(self, column: str, path: str, file: IO[bytes]) -> None:
-        if self.system.get_file_info(path).type != fs.FileType.File:
-            raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
-        with self.system.open_input_stream(path) as stream:
-            while chunk := stream.read(COPY_BYTES):
-                file.write(chunk)
-
     def _store(self, name: str, write: Callable[[IO[bytes]], Any]) -> str:
+        """The path of the file ``name`` of the cache, which is written unless it exists."""
         target = self.cache / name[:2] / name
-        if target.is_file():
-            return str(target)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                with (part := Path(folder, name)).open("wb") as file:
+        if not target.is_file():
+            try:
+                with replacing(target) as file:
                     write(file)
-                os.replace(part, target)  # readers never see a part of the file
-        except OSError as error:
-            raise InfraFailure(
-                f"no file could be written below {self.cache}: {error}", fix="check network, disk and permissions"
-            ) from None
+            except OSError as error:
+                message = f"no file could be written below {self.cache}: {error}"
+                raise InfraFailure(message, fix="check network, disk and permissions") from None
         return str(target)
-
-
-def _data_url_bytes(column: str, url: str) -> bytes:
-    """The bytes of a ``data:`` URL. They are in memory anyway: `open_media` checks the caps."""
-    try:
-        return read_encoded(url, len(url), "image" if url[:11].lower() == "data:image/" else "video")
-    except BadImage as error:
-        raise RowError(column, "bad_media", error.message) from None
 
 
 def _existing(column: str, path: str) -> str:

@@ -1,7 +1,7 @@
 """Chats between a user and an assistant that calls operations, into demonstrations and back.
 
-Every turn keeps its own text. Observations are made anew when a demonstration is played, so the images of later user turns matter
-there by their number and size alone.
+Every turn keeps its own text. Observations are made anew when a demonstration is played: of the images of later user turns
+only number and size matter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pixelis.datasets import fields
 from pixelis.datasets.annotation_geometry import header_size
@@ -28,9 +28,6 @@ ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", 
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------------
-
-
 def read_chat(
     row: Row,
     name: str,
@@ -43,50 +40,31 @@ def read_chat(
 ) -> list[Question]:
     """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``, only the last one.
 
-    Calls are parsed by the dialect they are written in. Each turn keeps its text; with several questions, or without
-    ``own_words``, the dialect of the run writes answers that have no tags. A call that cannot be read, that was refused,
-    or whose box lies partly outside stays in the context and out of the loss, and so do all but the last ``learnt_turns`` turns.
-    ``used`` are the columns that hold the chat and its media, the chat first; ``truths`` are the accepted answers to the last
-    question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``, ``unknown_op``, or the code of a question
-    without text.
+    Calls are parsed in the dialect they are written in, and each turn keeps its text; with several questions, or without
+    ``own_words``, the dialect of the run writes answers that have no tags. Out of the loss, but in the context, stay calls
+    that cannot be read, that were refused or whose box lies partly outside, and all but the last ``learnt_turns`` turns.
+
+    ``used``: the columns that hold the chat and its media, the chat first. ``truths``: the accepted answers to the last
+    question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``, ``unknown_op``, or the code of a
+    question without text.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
     chat = [turn for turn in chat if turn.role != "system"]
-    if not chat or chat[0].role != "user":
-        raise RowError(column, "no_question", "the chat does not begin with a user turn")
-    dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
-    media, exchanges, reader = list[Media](), list[tuple[Exchange, list[Step], int]](), None
-    for i, turn in enumerate(chat):
-        if i and turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
-            raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
-        exchange, steps, _ = exchanges[-1] if exchanges else (None, [], 0)
-        if turn.role == "assistant":
-            assert reader is not None
-            follower = chat[i + 1] if i + 1 < len(chat) else None
-            steps.append(reader.step(turn.text, follower, f"{column}.{i}"))
-        elif steps and steps[-1].answer is None:
-            assert reader is not None
-            steps[-1] = reader.with_result(steps[-1], turn, f"{column}.{i}")
-        else:
-            text, own = question_text(turn.text, column, turn.media), _numbered(turn.media, media)
-            media += [own[n] for n in place_media(text, [item.kind for item in own]) if isinstance(n, int)]
-            exchanges.append((Exchange(question=text, answer="", media=[item.id for item in own]), [], len(media)))
-            reader = _Reader(dialect, media, column)
-        if exchange is not None and steps and steps[-1].answer is not None:
-            exchange.answer = steps[-1].answer
+    exchanges, media = _exchanges(chat, column)
+    if asks and exchanges[-1].steps:
+        raise RowError(column, "no_question", "the chat of a question ends with its user turn")
     own_id = fields.identifier(row, "id", "qid", "doc_id") or name
     meta = other_columns(row, *used, "id", "qid", "doc_id") | ({"system": system} if system else {})
-    if asks and exchanges[-1][1]:
-        raise RowError(column, "no_question", "the chat of a question ends with its user turn")
+    untagged = {turn.text.strip() for turn in chat if turn.role == "assistant"}
     records = list[Question]()
-    for i, (exchange, steps, count) in enumerate(exchanges):
-        accepted = truths if i == len(exchanges) - 1 else None
+    for i, exchange in enumerate(exchanges):
+        accepted, steps = truths if i == len(exchanges) - 1 else None, exchange.steps
         values = {
             "id": own_id if asks or len(exchanges) == 1 else f"{own_id}.{i + 1}",
-            "question": exchange.question,
-            "history": [earlier for earlier, *_ in exchanges[:i]],
-            "media": media[:count],
+            "question": exchange.record.question,
+            "history": [earlier.record for earlier in exchanges[:i]],
+            "media": media[: exchange.media_end],
             "task": fields.identifier(row, "data_source") or "qa",
             "meta": meta,
         }
@@ -95,7 +73,6 @@ def read_chat(
         if not steps or steps[-1].answer is None:
             raise RowError(column, "no_answer", "the chat does not end with an answer")
         if len(exchanges) > 1 or not own_words:
-            untagged = {turn.text.strip() for turn in chat if turn.role == "assistant"}
             steps = [step.model_copy(update={"verbatim": None}) if step.answer in untagged else step for step in steps]
         if learnt_turns is not None:
             masked = len(steps) - learnt_turns
@@ -104,11 +81,47 @@ def read_chat(
     return records
 
 
+class _Exchanged(NamedTuple):
+    """A question of a chat, the assistant's turns that answer it, and the number of the chat's media up to it."""
+
+    record: Exchange
+    steps: list[Step]
+    media_end: int
+
+
+def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], list[Media]]:
+    """The questions of a chat with the turns that answer them, and all media in the order they are shown."""
+    if not chat or chat[0].role != "user":
+        raise RowError(column, "no_question", "the chat does not begin with a user turn")
+    dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
+    exchanges, media, steps = list[_Exchanged](), list[Media](), list[Step]()
+    reader = _Reader(dialect, media, column)
+    for i, turn in enumerate(chat):
+        if i and turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
+            raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
+        if turn.role == "assistant":
+            steps.append(reader.step(turn.text, chat[i + 1] if i + 1 < len(chat) else None, f"{column}.{i}"))
+            exchanges[-1].record.answer = steps[-1].answer or ""
+        elif steps and steps[-1].answer is None:
+            steps[-1] = reader.with_result(steps[-1], turn, f"{column}.{i}")
+        else:
+            own = list[Media]()
+            for item in turn.media:
+                number = sum(other.kind == item.kind for other in [*media, *own])
+                own.append(item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"}))
+            text = question_text(turn.text, column, own)
+            media += [own[n] for n in place_media(text, [item.kind for item in own]) if isinstance(n, int)]
+            steps, reader = list[Step](), _Reader(dialect, media, column)
+            record = Exchange(question=text, answer="", media=[item.id for item in own])
+            exchanges.append(_Exchanged(record, steps, len(media)))
+    return exchanges, media
+
+
 class _Reader:
     """Reads the turns of one chat in order, and keeps the names and sizes of the images so far.
 
-    A call that cannot be read shows no image when it is played, even if it showed one in its own system: later images have one
-    number less here. ``names`` maps the ids that the row counts to ours, None for such an image.
+    A call that cannot be read shows no image when it is played, even if it did in its own system, so that later images have
+    a lower number here. ``names`` maps the row's ids of images to ours, None for such an image.
     """
 
     def __init__(self, dialect: Dialect, media: list[Media], column: str):
@@ -147,11 +160,10 @@ class _Reader:
             names = " or ".join(f"`{name}`" for name in _NAME.findall(text))
             raise RowError(place, "unknown_op", f"no operation {names}: {reply.error.message}")
         if reply.error is not None or reply.action is not None:
+            if follower is None and reply.error is not None:
+                raise RowError(place, reply.error.code, reply.error.message)
             if follower is None:
-                code, message = (
-                    (reply.error.code, reply.error.message) if reply.error else ("no_answer", "the chat ends with a call")
-                )
-                raise RowError(place, code, message)
+                raise RowError(place, "no_answer", "the chat ends with a call")
             return Step(think=think, learn=False, verbatim=verbatim)
         if follower is not None and follower.is_result:
             raise RowError(place, "no_action", "the turn neither calls an operation nor answers")
@@ -162,50 +174,34 @@ class _Reader:
         return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
 
     def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
-        """The call or calls with the user turn that followed. RowError ``result_count`` for calls without a result each."""
-        assert step.verbatim is not None
-        if step.further:
-            return self._with_results(step, turn, place)
-        paths = [path for item in turn.media for path in (item.frames or [item.uri])]
-        failed = not paths and ERROR_RESULT.match(turn.text) is not None
-        result = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
-        if failed:
-            return step.model_copy(update={"verbatim": result, "learn": False})
-        readable = step.op is not None
-        if readable or paths:
-            self.shown, self.executed = self.shown + 1, self.executed + readable
-            names = _observation_ids(self.executed, len(paths))
-            for key, name, path in zip(_observation_ids(self.shown, len(paths)), names, paths, strict=True):
-                self.names[key] = name if readable else None
-                self.sizes.add(key, path)
-        return step.model_copy(update={"verbatim": result})
+        """The call or calls with the user turn that followed; an error of a single call takes it out of the loss.
 
-    def _with_results(self, step: Step, turn: ChatTurn, place: str) -> Step:
-        """A turn with several calls, each with a result of its own in the following user turn.
-
-        A result without an image is an error or a text; the images of others would be numbered differently if one of the calls
-        had failed, so such a row is refused.
+        RowError ``result_count`` for several calls without a result each, or of which one failed: the images of the others
+        would be numbered differently.
         """
         assert step.verbatim is not None
-        parts = turn.text.split(RESPONSE)[1:]
-        shown = [part.count("<image>") for part in parts]
-        if len(parts) != 1 + len(step.further) or sum(shown) != len(turn.media):
-            raise RowError(
-                place, "result_count", f"{1 + len(step.further)} calls, {len(parts)} results of {len(turn.media)} images"
-            )
-        if any(not count and ERROR_RESULT.match(part) for part, count in zip(parts, shown, strict=True)):
-            raise RowError(place, "result_count", "one of several calls failed, which would shift the numbers of the others")
-        paths = [item.uri for item in turn.media]
-        for count in shown:
+        paths = [path for item in turn.media for path in (item.frames or [item.uri])]
+        failed, counts = not paths and ERROR_RESULT.match(turn.text) is not None, [len(paths)]
+        if step.further:
+            parts = turn.text.split(RESPONSE)[1:]
+            counts = [part.count("<image>") for part in parts]
+            if len(parts) != 1 + len(step.further) or sum(counts) != len(paths):
+                message = f"{1 + len(step.further)} calls, {len(parts)} results of {len(paths)} images"
+                raise RowError(place, "result_count", message)
+            if any(not count and ERROR_RESULT.match(part) for part, count in zip(parts, counts, strict=True)):
+                raise RowError(place, "result_count", "one of several calls failed, which would shift the numbers of the others")
+        verbatim = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
+        if failed:
+            return step.model_copy(update={"verbatim": verbatim, "learn": False})
+        readable = step.op is not None
+        for count in counts if readable or paths else ():
+            self.shown, self.executed = self.shown + 1, self.executed + readable
             own, paths = paths[:count], paths[count:]
-            self.shown, self.executed = self.shown + 1, self.executed + 1
-            for key, name, path in zip(
-                _observation_ids(self.shown, count), _observation_ids(self.executed, count), own, strict=True
-            ):
-                self.names[key] = name
+            names = _observation_ids(self.executed, count)
+            for key, name, path in zip(_observation_ids(self.shown, count), names, own, strict=True):
+                self.names[key] = name if readable else None
                 self.sizes.add(key, path)
-        images = [item.uri for item in turn.media]
-        return step.model_copy(update={"verbatim": step.verbatim.model_copy(update={"result": turn.text, "images": images})})
+        return step.model_copy(update={"verbatim": verbatim})
 
 
 def _dialect(replies: str) -> Dialect:
@@ -235,15 +231,6 @@ class _ImageSizes(dict[str, tuple[int, int]]):
         if key in self.paths and not self.paths[key].startswith(("cards:", "packaged:")):
             self[key] = header_size(Path(self.paths.pop(key)), key)
         return super().get(key, default)
-
-
-def _numbered(media: list[Media], earlier: list[Media]) -> list[Media]:
-    """The media with the ids img0, img1, ..., vid0, ... that follow those of earlier ones."""
-    result = list[Media]()
-    for item in media:
-        number = sum(other.kind == item.kind for other in [*earlier, *result])
-        result.append(item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"}))
-    return result
 
 
 def _observation_ids(number: int, count: int) -> list[str]:

@@ -1,8 +1,8 @@
-"""The layouts in which the published Pixelis wrote its trajectories; they are only read.
+"""The four layouts in which the published Pixelis wrote its trajectories; they are only read.
 
-There are four: steps of ``action`` and ``parameters`` (its generators), of ``operation`` and ``arguments`` (its engine), of
-``type``, ``name`` and ``parameters`` (its documents), and two lists ``chain_of_thought`` and ``visual_operations``. Coordinates
-are 0..1 if no number is above 1, or else pixels of the image.
+Steps have ``action`` and ``parameters`` (its generators), ``operation`` and ``arguments`` (its engine), or ``type``,
+``name`` and ``parameters`` (its documents); the fourth layout has two lists, ``chain_of_thought`` and
+``visual_operations``. Coordinates are 0..1 if no number is above 1, or else pixels of the image.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class _Step(NamedTuple):
 def _read_trajectory(row: Row, name: str, root: MediaRoot) -> Demonstration:
     """A row with a list ``trajectory``: the layouts of the generators, the engine and the documents."""
     value = row.get("trajectory")
-    steps = (value.get("actions") or value.get("steps")) if isinstance(value, dict) else value
-    return _demonstration(row, name, root, [_step(step, i) for i, step in enumerate(_objects(steps, "trajectory"))], "trajectory")
+    value = (value.get("actions") or value.get("steps")) if isinstance(value, dict) else value
+    steps = fields.objects({"trajectory": value}, "trajectory")
+    return _demonstration(row, name, root, [_step(step, i) for i, step in enumerate(steps)], "trajectory")
 
 
 def _step(step: dict[str, Any], position: int) -> _Step:
@@ -76,8 +77,9 @@ def _step(step: dict[str, Any], position: int) -> _Step:
 
 def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
     """A row with the lists ``chain_of_thought`` and ``visual_operations``: a thought before each operation, the rest last."""
-    thoughts = [item.get("thought") for item in _objects(row.get("chain_of_thought") or [], "chain_of_thought")]
-    operations = _objects(row.get("visual_operations") or [], "visual_operations")
+    lists = {column: row.get(column) or [] for column in ("chain_of_thought", "visual_operations")}
+    thoughts = [item.get("thought") for item in fields.objects(lists, "chain_of_thought")]
+    operations = fields.objects(lists, "visual_operations")
     steps: list[_Step] = []
     for i, operation in enumerate(operations):
         action = operation.get("operation") or operation.get("op")
@@ -87,10 +89,6 @@ def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
         steps.append(_Step(action, parameters, thoughts[i] if i < len(thoughts) else None, operation.get("output")))
     steps += [_Step("THINK", {}, thought, None) for thought in thoughts[len(operations) :]]
     return _demonstration(row, name, root, steps, "visual_operations")
-
-
-def _objects(value: Any, column: str) -> list[dict[str, Any]]:
-    return fields.objects({column: value}, column)
 
 
 def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step], column: str) -> Demonstration:
@@ -160,7 +158,13 @@ def _sample_fields(row: Row, own_id: str) -> dict[str, Any]:
 def _arguments(op: str, parameters: dict[str, Any], media: list[Media], boxes: dict[str, Any], column: str) -> dict[str, Any]:
     """Today's arguments of an operation; ``boxes`` are those of the objects that earlier steps returned, by object id."""
     result: dict[str, Any] = {}
-    size = _image_size(media, column)
+
+    def size() -> tuple[int, int]:
+        item = next((m for m in media if m.kind == "image" or m.frames), None)
+        if item is None:
+            raise RowError(column, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown")
+        return header_size(Path(item.frames[0] if item.frames else item.uri), column)
+
     for key, value in parameters.items():
         name = f"{column}.{key}"
         if key in COORDINATES:
@@ -195,16 +199,6 @@ def _fractions(value: Any, count: int, size: Callable[[], tuple[int, int]], colu
     if not inside or (count == 4 and (value[0] >= value[2] or value[1] >= value[3])):
         raise RowError(column, "out_of_range", "the coordinates are outside the image")
     return [float(v) for v in value]
-
-
-def _image_size(media: list[Media], column: str) -> Callable[[], tuple[int, int]]:
-    def size() -> tuple[int, int]:
-        item = next((m for m in media if m.kind == "image" or m.frames), None)
-        if item is None:
-            raise RowError(column, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown")
-        return header_size(Path(item.frames[0] if item.frames else item.uri), column)
-
-    return size
 
 
 TRAJECTORY, CHAIN = Format(_read_trajectory), Format(_read_chain)
