@@ -1,7 +1,7 @@
 """The demonstrations of a run in a file, read by number, and the sampler of their batches.
 
-The rows of a source are streamed into one JSON-lines file with an index of offsets, levels and weights, so that a process holds
-only some bytes per row, and a resumed run uses the same rows.
+The rows of a source are streamed into one JSON-lines file with an index of offsets, levels and weights: a process holds only
+some bytes per row, and a resumed run uses the same rows.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class DemonstrationStore:
 class BatchSampler:
     """Selects the rows of each batch; they depend only on the seed, the step and the current mixture.
 
-    Batches take the rows of a shuffle one after the other, then those of another shuffle; with a mixture, each level has its own
-    shuffles. A row of weight w occurs w / mean weight times in a shuffle, rounded up or down at random. ``sft.share`` selects a
-    part of the rows; a smaller share is a subset of a larger one. Without ``shuffle`` the first pass is in order.
+    Batches exhaust one shuffle of the rows after the other; with a mixture, each level has its own shuffles. A row of
+    weight w occurs w / mean weight times in a shuffle, rounded up or down at random. ``sft.share`` selects a part of the
+    rows; a smaller share is a subset of a larger one. Without ``shuffle`` the first pass is in order.
     """
 
     def __init__(self, store: DemonstrationStore, settings: SftConfig, seed: int, shuffle: bool = True):
@@ -122,19 +122,13 @@ class BatchSampler:
         """The numbers of the rows in batch ``step``, int64 [batch]. Each level has its share of the batch, rounded up or down."""
         if mixture is None:
             return np.asarray([self._row(0, step * self.batch + slot) for slot in range(self.batch)])
-        counts = self._counts(step + 1, mixture)
+        # Systematic sampling of each batch so far: its slots are equidistant points, shifted at random, among the shares.
+        ends = np.cumsum(mixture)
+        shifts = np.random.default_rng([self.seed, 2]).random((step + 1, 1))  # of a step the same, however many there are
+        counts = np.diff(np.ceil(ends / ends[-1] * self.batch - shifts).astype(np.int64), axis=1, prepend=0)
         # As if this mixture had applied from the first step, so that a level's shuffle is exhausted before the next one.
         spans = enumerate(zip(counts[:step].sum(0).tolist(), counts.sum(0).tolist(), strict=True), 1)
         return np.asarray([self._row(pool, position) for pool, (start, end) in spans for position in range(start, end)])
-
-    def _counts(self, steps: int, mixture: Mixture) -> np.ndarray:
-        """The rows of each level in each of the first batches, int64 [steps, levels].
-
-        Systematic sampling: the slots of a batch are equidistant points, shifted at random, among the levels' shares.
-        """
-        ends = np.cumsum(mixture)
-        shifts = np.random.default_rng([self.seed, 2]).random((steps, 1))  # of a step the same, however many there are
-        return np.diff(np.ceil(ends / ends[-1] * self.batch - shifts).astype(np.int64), axis=1, prepend=0)
 
     def share(self, step: int, mixture: Mixture | None, share: int, shares: int) -> np.ndarray:
         """One of `shares` equally large parts of `rows`, which have about equally many bytes of text, in the batch's order.

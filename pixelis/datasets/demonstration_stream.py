@@ -40,8 +40,8 @@ def demonstrations(
 ) -> Iterator[Demonstration]:
     """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`, which is endless.
 
-    Up to ``data.max_bad_rows`` unusable rows, including those that fail `check_demonstration`, are skipped; one more is an error.
-    With a ``player`` the first ``data.probe_rows`` are also played, and unusable if that fails.
+    Rows that fail `check_demonstration` are unusable; up to ``data.max_bad_rows`` unusable rows are skipped. A ``player``
+    also plays the first ``data.probe_rows``.
     """
     data = config.data
     if source.startswith("cards:"):
@@ -101,10 +101,11 @@ def demonstration_stream(
 
 
 class Prepare:
-    """Draws and plays the demonstrations of steps: columns id, level, tokens int32, mask bool, weights float32 (empty: 1 each),
-    views (raw bytes), shapes (heights and widths), error (empty, or the BadRow as JSON if the other columns are).
+    """Draws and plays the demonstrations of steps.
 
-    ``schedule`` returns the mixture of a step as soon as it is known.
+    Columns: id, level, tokens int32, mask bool, weights float32 (empty: 1 each), views (raw bytes), shapes (heights and
+    widths), and error: empty, or the BadRow as JSON of a row whose other columns are empty. ``schedule`` returns the mixture
+    of a step as soon as it is known.
     """
 
     def __init__(
@@ -157,9 +158,7 @@ def train_sample(player: Player, row: Demonstration) -> TrainSample:
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
     """The training samples in a batch of ``Prepare``'s columns, without those with an error; views share its memory."""
     samples = []
-    for i in range(len(batch["id"])):
-        if batch["error"][i]:
-            continue
+    for i in np.flatnonzero(batch["error"] == "").tolist():
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)
         weights = np.frombuffer(batch["weights"][i], np.float32)
         samples.append(
@@ -168,7 +167,7 @@ def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
                 mask=np.frombuffer(batch["mask"][i], np.uint8).astype(bool),
                 log_probs=np.zeros(len(tokens), np.float32),
                 advantage=1.0,
-                views=list(_views(batch["views"][i], batch["shapes"][i])),
+                views=_views(batch["views"][i], batch["shapes"][i]),
                 id=str(batch["id"][i]),
                 weights=weights if len(weights) else None,
             )
@@ -176,9 +175,7 @@ def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
     return samples
 
 
-def _views(data: bytes, shapes: bytes) -> Iterator[np.ndarray]:
-    pixels, start = np.frombuffer(data, np.uint8), 0
-    for height, width in np.frombuffer(shapes, np.int32).reshape(-1, 2).tolist():
-        size = height * width * 3
-        yield pixels[start : start + size].reshape(height, width, 3)
-        start += size
+def _views(data: bytes, shapes: bytes) -> list[np.ndarray]:
+    sizes = np.frombuffer(shapes, np.int32).reshape(-1, 2)
+    parts = np.split(np.frombuffer(data, np.uint8), np.cumsum(sizes.prod(1) * 3))
+    return [part.reshape(height, width, 3) for part, (height, width) in zip(parts, sizes.tolist(), strict=False)]

@@ -38,10 +38,10 @@ class Player:
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        A turn with the text of its row keeps that text in the row's dialect; only a call that means something else here, because
-        the picture is shown in another size, is written anew. A refused call gives an error observation in a turn with ``learn``
-        False, as in an episode, and DataFailure in any other turn. DataFailure also if the trajectory is too long, and for an
-        environment that fails, or ends at another turn than the last; BadInput for media. Errors name the row.
+        In the row's dialect a turn keeps the text of its row; only a call that means something else here, because the
+        picture is shown in another size, is written anew. A refused call is an error observation in a turn with ``learn``
+        False, as in an episode. Raises DataFailure for a refused call in any other turn, for a trajectory that is too long,
+        and for an environment that fails or does not end with the last turn; BadInput for media. Errors name the row.
         """
         try:
             return self._play(question)
@@ -66,7 +66,12 @@ class Player:
             if _has_ended(trajectory):
                 raise DataFailure(f"its environment ends before turn {number}", code="after_end")
             if step.answer is not None:
-                trajectory.turns.append(self._answer(step, trajectory.images))
+                verbatim = self._verbatim(step)
+                if verbatim is not None:
+                    turn = self.renderer.verbatim(verbatim.text)
+                else:
+                    turn = self.renderer.assistant(step.answer, step.think, trajectory.images)
+                trajectory.turns.append(turn.model_copy(update={"learn": step.learn}))
                 trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
                 continue
             turn, actions, error = self._call(step, trajectory.images, default, offered)
@@ -144,13 +149,14 @@ class Player:
     def _named(self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step]) -> Observation:
         """The observation of a call with its id.
 
-        DataFailure for an error in a turn that is learnt, or whose image the row uses later.
+        DataFailure for an error in a turn that is learnt, or if a later turn uses its image, which would be another one.
         """
         if observation.status == "ok":
             data = {**observation.data, "op": action.op, "target": action.target}
             return name_observation(observation.model_copy(update={"data": data}), successes)
         shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
-        if step.learn or (shown and _is_used(later, successes + 1)):
+        used = [int(id[1]) for turn in later if (id := re.match(r"obs(\d+)", turn.target or ""))]
+        if step.learn or (shown and max(used, default=0) > successes):
             raise DataFailure(f"{action.op} failed: {observation.text}", code=observation.code or "operation")
         return observation
 
@@ -166,13 +172,6 @@ class Player:
             except OperationError as error:
                 results.append((Observation(status="error", code=error.code, text=error.message), []))
         return results
-
-    def _answer(self, step: Step, images: list[ImageView]) -> Turn:
-        if (verbatim := self._verbatim(step)) is not None:
-            return self.renderer.verbatim(verbatim.text).model_copy(update={"learn": step.learn})
-        assert step.answer is not None
-        turn = self.renderer.assistant(step.answer, step.think, images)
-        return turn.model_copy(update={"learn": step.learn})
 
     def _verbatim(self, step: Step) -> Verbatim | None:
         """The turn as its row has it, if that is in the run's dialect."""
@@ -249,9 +248,3 @@ def _failures() -> Iterator[None]:
     except Exception as error:
         message = f"its environment failed: {type(error).__name__}: {error}"
         raise DataFailure(message, code="environment_crashed") from error
-
-
-def _is_used(turns: Sequence[Step], number: int) -> bool:
-    """Whether a later turn calls an operation on observation ``number`` or a later one, which would be another image."""
-    ids = [re.match(r"obs(\d+)", turn.target or "") for turn in turns]
-    return any(match is not None and int(match[1]) >= number for match in ids)
