@@ -898,7 +898,7 @@ def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: fl
 
 
 def test_the_page_on_data_tells_every_set_and_option() -> None:
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/data.md").read_text(encoding="utf-8")
     for reader in readers.READERS.values():
         (row,) = [line for line in page.splitlines() if line.startswith("| `") and f"`{reader.name}`" in line.split("|")[1]]
         assert all(option in row for option, default in reader.options.items() if option != "split" or default == "train")

@@ -336,22 +336,33 @@ def test_a_chat_is_written_back_without_one_altered_field(folder: Path, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "learnt", "calls"),
+    ("name", "learnt", "calls", "boxes"),
     [
-        ("mini_o3, boxes of four decimals, a line break after the thought", [True] * 3, ["img0", "obs1", None]),
-        ("mini_o3, a refused call, a call that is no JSON", [False, False, True, True], [None, None, "img0", None]),
-        ("mini_o3, a box of 1.02", [False, True], ["img0", None]),
-        ("pixel_reasoner, a crop that is wrong on purpose", [False, True, True], ["img0", "img0", None]),
-        ("reason_rft, a caption", [True], [None]),
+        (
+            *("mini_o3, boxes of four decimals, a line break after the thought", [True] * 3, ["img0", "obs1", None]),
+            [[0.1234, 0.0501, 0.6789, 0.9], [0.25, 0.5, 0.75, 1.0]],
+        ),
+        (
+            *("mini_o3, a refused call, a call that is no JSON", [False, False, True, True], [None, None, "img0", None]),
+            [[0.25, 0.5, 0.75, 1.0]],
+        ),
+        ("mini_o3, a box of 1.02", [False, True], ["img0", None], [[0.5, 0.5, 1.0, 1.0]]),
+        (
+            *("pixel_reasoner, a crop that is wrong on purpose", [False, True, True], ["img0", "img0", None]),
+            [[0.0, 0.0, 0.3, 0.3], [0.5, 0.25, 0.9, 0.75]],
+        ),
+        ("deepeyes, a label", [True, True], ["img0", None], [[0.0, 0.0, 0.5, 1.0]]),
+        ("reason_rft, a caption", [True], [None], []),
     ],
 )
 def test_what_is_learnt_of_a_chat_and_what_stays_context(
-    folder: Path, name: str, learnt: list[bool], calls: list[str | None]
+    folder: Path, name: str, learnt: list[bool], calls: list[str | None], boxes: list[list[float]]
 ) -> None:
     record = one(write(folder, CHATS[name]))
     assert isinstance(record, Demonstration)
     assert [step.learn for step in record.turns] == learnt
     assert [step.target for step in record.turns] == calls
+    assert [step.arguments["box"] for step in record.turns if step.op] == boxes
 
 
 DIALECT_OF = {
