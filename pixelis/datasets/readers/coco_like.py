@@ -81,7 +81,7 @@ def _images(
         categories, groups = _categories(file, category_attribute), _annotations_by(file, "image_id", "images")
 
         def question(row: dict[str, Any]) -> Question:
-            key = file.unique_id(row, "id")
+            key = need(row, "id", (int, str))
             size = image_size(row.get("width"), row.get("height"))
             media = image(_image_path(root.folder, folder, row), size)
             regions = []
@@ -131,7 +131,7 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
         categories, groups = _categories(file), _annotations_by(file, "video_id", "videos")
 
         def question(video: dict[str, Any]) -> Question:
-            key = file.unique_id(video, "id")
+            key = need(video, "id", (int, str))
             size = image_size(video.get("width"), video.get("height"))
             names = need(video, "file_names", list)
             if not names or not all(isinstance(name, str) for name in names):

@@ -65,7 +65,7 @@ def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, only: str, row: 
     """The question of a row; None if it is not of the subject ``only``."""
     if only not in ("all", subject := _subject(row)):
         return None
-    key = file.unique(text(row, "id"), "id")
+    key = text(row, "id")
     options = list_text(need(row, "options", str))
     if options is None or len(options) > MAX_OPTIONS:
         raise RowError("options", "wrong_type", f"{row['options']!r:.60} is no list of at most {MAX_OPTIONS} texts")
@@ -140,5 +140,4 @@ def mmvet(root: DatasetRoot) -> Rows:
             category=sorted(str(name) for name in need(row, "capability", list)),
         )
 
-    for key, row in file.data.items():
-        yield from file.convert(key, question, key, row)
+    yield from file.each_entry(file.data, question)

@@ -26,7 +26,7 @@ from pixelis.datasets.annotation_geometry import box_xywh, box_xyxy, mask_rle, p
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.media import open_media
-from pixelis.datasets.questions import read_questions
+from pixelis.datasets.questions import read_questions, read_rows
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
 from pixelis.operations.video import Clip
@@ -59,7 +59,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def read(source: str) -> tuple[list[Question], list[BadRow]]:
-    rows = list(readers.read(source))
+    rows = list(read_rows(source))
     return [row for row in rows if isinstance(row, Question)], [row for row in rows if isinstance(row, BadRow)]
 
 
