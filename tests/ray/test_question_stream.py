@@ -62,7 +62,7 @@ def test_demonstrations_are_questions_without_their_turns(tmp_path: Path) -> Non
     stream.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", pytest.param("parquet", marks=pytest.mark.long)])
 def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
