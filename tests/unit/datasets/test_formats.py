@@ -8,12 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 from pyarrow import fs
+from row_files import one, write
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
@@ -24,35 +21,10 @@ from pixelis.operations.image import load_image
 from pixelis.records import Demonstration, Media, Question, Step
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Pictures of 80 x 40 pixels, and a place for files of rows."""
-    (tmp_path / "images").mkdir()
-    for i in range(4):
-        Image.fromarray(np.full((40, 80, 3), 60 * i, np.uint8)).save(tmp_path / "images" / f"{i}.png")
-    return tmp_path
-
-
-def write(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
-    path = folder / name
-    if name.endswith("parquet"):
-        pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    else:
-        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return str(path)
-
-
-def one(source: str) -> Question:
-    (record,) = list(read_records(source))
-    assert isinstance(record, Question), record
-    return record
-
-
 def bytes_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.read_bytes(), "path": None}
 
 
-QUESTIONS = [name for name in FORMATS if load_format(name).write and name != "question"]
 CHATS = [name for name in FORMATS if load_format(name).write_chat]
 
 
@@ -353,21 +325,6 @@ def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
 
 
 # -- back to where they came from -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("format", QUESTIONS)
-def test_a_question_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
-    text = format.startswith("ttrl") or format == "reason_rft_text"
-    media = [] if text else [Media(id="img0", uri=str(folder / "images/2.png"))]
-    question = Question(id="red-7", question="Wie groß?", media=media, answers=["größer"], task="red")
-    name = "rows.parquet" if format in ("ttrl_parquet", "deepeyes", "r1v") else "rows.jsonl"
-    row = write_question(question, format)
-    assert detect(row) == format
-    back = one(write(folder, row, name=name) + f"?cache={folder}")
-    assert (back.question, back.answers) == (question.question, question.answers)
-    if format not in ("r1v", "r1v_evaluation", "easyr1"):
-        assert back.id == question.id
-    assert [Path(item.uri).read_bytes() for item in back.media] == [Path(item.uri).read_bytes() for item in media]
 
 
 @pytest.mark.parametrize("format", CHATS)

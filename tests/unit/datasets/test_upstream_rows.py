@@ -10,12 +10,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from dialogue_models import nano_folder, renderer
 from PIL import Image
+from row_files import one, write
 
 from pixelis.config import DialogueConfig, parse
 from pixelis.datasets import readers
@@ -29,32 +27,6 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
 from pixelis.records import Demonstration, ImageView, Question, Trajectory
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    for i in range(4):
-        Image.fromarray(np.full((40, 80, 3), 60 * i, np.uint8)).save(tmp_path / "images" / f"{i}.png")
-    return tmp_path
-
-
-def write(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
-    path = folder / name
-    if name.endswith("parquet"):
-        pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    elif name.endswith("json"):
-        path.write_text(json.dumps(rows), encoding="utf-8")
-    else:
-        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return str(path)
-
-
-def one(source: str) -> Question:
-    (record,) = list(read_records(source))
-    assert isinstance(record, Question), record
-    return record
-
 
 # -- DeepEyes: the task follows the data source, the tools follow env_name -----------------------------------------------------
 
