@@ -14,7 +14,8 @@ from row_files import one, write
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats import FORMATS, detect, load_format, read_records, write_chat, write_question
+from pixelis.datasets.formats import FORMATS, detect, load_format, read_records
+from pixelis.datasets.formats.writing import write_chat, write_question
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.operations.image import load_image

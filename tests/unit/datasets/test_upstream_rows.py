@@ -19,7 +19,8 @@ from pixelis.config import DialogueConfig, parse
 from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.formats import detect, read_records, write_chat, write_question
+from pixelis.datasets.formats import detect, read_records
+from pixelis.datasets.formats.writing import write_chat, write_question
 from pixelis.datasets.readers.benchmarks import REASON_RFT
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
