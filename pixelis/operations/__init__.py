@@ -6,7 +6,9 @@ import difflib
 import inspect
 import logging
 import re
+from collections import UserDict
 from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import numpy as np
 from pydantic import PydanticUserError
@@ -14,19 +16,10 @@ from pydantic import PydanticUserError
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
-from pixelis.operations.compare import Compare
-from pixelis.operations.enhance import Enhance
 from pixelis.operations.environment import Environment, EnvironmentAction, EnvironmentResult
-from pixelis.operations.find import Find
-from pixelis.operations.flip import Flip
 from pixelis.operations.get_properties import GetProperties
-from pixelis.operations.mark import Mark
-from pixelis.operations.measure import Measure
 from pixelis.operations.operation import MADE, Operation, OperationArguments, Result, Scene, Target, View
-from pixelis.operations.python import Python
 from pixelis.operations.read_text import ReadText
-from pixelis.operations.rotate import Rotate
-from pixelis.operations.search_clip import SearchClip
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.track_object import TrackObject
@@ -50,30 +43,42 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE
+)
 """Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
 
-OPERATIONS: dict[str, type[Operation]] = {
-    operation.name: operation
-    for operation in (
-        ZoomIn,
-        SegmentObjectAt,
-        GetProperties,
-        ReadText,
-        TrackObject,
-        SelectFrames,
-        Rotate,
-        Flip,
-        Enhance,
-        Compare,
-        Measure,
-        Mark,
-        Python,
-        SearchClip,
-        Find,
-    )
-}
-"""The built-in operations by name."""
+
+class _Registry(UserDict[str, Any]):
+    """Operations by name. One given as ``package.module:Class`` is imported when it is first looked up."""
+
+    def __getitem__(self, name: str) -> type[Operation]:
+        operation = super().__getitem__(name)
+        if isinstance(operation, str):
+            self[name] = operation = load_reference(operation, "toolbox.operations")
+        return cast("type[Operation]", operation)
+
+
+OPERATIONS: Mapping[str, type[Operation]] = _Registry(
+    {
+        "zoom_in": ZoomIn,
+        "segment_object_at": SegmentObjectAt,
+        "get_properties": GetProperties,
+        "read_text": ReadText,
+        "track_object": TrackObject,
+        "select_frames": SelectFrames,
+        "rotate": "pixelis.operations.rotate:Rotate",
+        "flip": "pixelis.operations.flip:Flip",
+        "enhance": "pixelis.operations.enhance:Enhance",
+        "compare": "pixelis.operations.compare:Compare",
+        "measure": "pixelis.operations.measure:Measure",
+        "mark": "pixelis.operations.mark:Mark",
+        "python": "pixelis.operations.python:Python",
+        "search_clip": "pixelis.operations.search_clip:SearchClip",
+        "find": "pixelis.operations.find:Find",
+    }
+)
+"""The built-in operations by name. The first six are the default of ``toolbox.operations``; the others load on use."""
 
 
 def select(names: Iterable[str]) -> list[type[Operation]]:
@@ -91,58 +96,60 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
                 fix=f"did you mean {similar[0]}?" if similar else "choose from " + ", ".join(OPERATIONS),
             )
         if operation.name in selected:
-            raise BadConfig(f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them")
+            raise BadConfig(
+                f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them"
+            )
         selected[operation.name] = operation
     return list(selected.values())
 
 
 def _load_custom(path: str) -> type[Operation]:
+    """Load a user's operation. Raises BadConfig for a mistake that would otherwise show when it is first called."""
     result = load_reference(path, "toolbox.operations")
     if not (isinstance(result, type) and issubclass(result, Operation)):
-        raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
-    missing = [field for field in ("name", "description", "Arguments") if not hasattr(result, field)]
+        raise BadConfig(
+            f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation"
+        )
+    problem = ""
+    missing = [field for field in ("name", "description", "Arguments") if not getattr(result, field, None)]
     if getattr(result.run, "__func__", None) is Operation.run.__func__:  # type: ignore[attr-defined]
         missing.append("run")
     if missing:
-        raise BadConfig(f"toolbox.operations: {path} lacks {', '.join(missing)}", fix="see docs/operations.md")
-    if problem := _problem(result):
-        raise BadConfig(f"toolbox.operations: {path}: {problem}", fix="see docs/operations.md")
+        problem = f"lacks {', '.join(missing)}"
+    elif not (isinstance(result.Arguments, type) and issubclass(result.Arguments, OperationArguments)):
+        problem = "has Arguments that are not derived from OperationArguments"
+    elif not all(inspect.ismethod(method) for method in (result.run, result.check, result.ready)):
+        problem = "has a run, check or ready that is no classmethod"
+    elif len(inspect.signature(result.run).parameters) != 3:
+        problem = "has a run that does not take arguments, target and scene"
+    else:
+        try:
+            result.Arguments.model_json_schema()
+        except PydanticUserError as error:
+            problem = f"has arguments without a JSON schema: {error.message}"
+    if problem:
+        raise BadConfig(f"toolbox.operations: {path} {problem}", fix="see docs/operations.md")
     return result
 
 
-def _problem(operation: type[Operation]) -> str:
-    """What would fail only when the operation is offered or called; empty for a sound one."""
-    if not (isinstance(operation.name, str) and operation.name.isidentifier()):
-        return f"its name {str(operation.name)[:40]!r} is no identifier"
-    if not (isinstance(operation.description, str) and operation.description.strip()):
-        return "its description is empty"
-    if not (isinstance(operation.Arguments, type) and issubclass(operation.Arguments, OperationArguments)):
-        return "its Arguments are not derived from OperationArguments"
-    for method in ("run", "check", "ready"):
-        if not inspect.ismethod(getattr(operation, method)):
-            return f"{method} is no classmethod"
-    try:
-        inspect.signature(operation.run).bind(None, None, None)
-    except TypeError:
-        return "run does not take arguments, target and scene"
-    try:
-        operation.Arguments.model_json_schema()
-    except PydanticUserError as error:
-        return f"its arguments have no JSON schema: {error.message}"
-    return ""
-
-
 def execute(
-    action: Action, scene: Scene, operations: Mapping[str, type[Operation]] | None = None
+    action: Action, scene: Scene, operations: Mapping[str, type[Operation]] = OPERATIONS
 ) -> tuple[Observation, list[np.ndarray]]:
     """Execute one action of an episode. Never raises: a failure is an error observation with a code.
 
-    ``operations`` are the available ones by name, by default the built-in ones. Returns the observation and the views
-    (uint8 [h, w, 3]) that its ``images`` describe. Ids are empty: the agent assigns them. ``data`` holds op, target and the
-    operation's own data.
+    ``operations`` are the available ones by name. Returns the observation and the views (uint8 [h, w, 3]) that its
+    ``images`` describe. Ids are empty: the agent assigns them. ``data`` holds op, target and the operation's own data.
     """
     try:
-        return _execute(action, scene, OPERATIONS if operations is None else operations)
+        operation = operations.get(action.op)
+        if operation is None:
+            raise OperationError(f"no operation {action.op[:30]}, use {', '.join(operations)}", code="unknown_op")
+        arguments = operation.check(action.arguments)
+        target = scene.target(action.target)
+        result = operation.run(arguments, target, scene)
+        images = [_image_view(view, target, scene) for view in result.images]
+        data = {"op": action.op, "target": action.target, **result.data}
+        return Observation(status="ok", text=result.text, images=images, data=data), [view.pixels for view in result.images]
     except (OperationError, BadInput) as error:
         return Observation(status="error", code=error.code, text=error.message), []
     except Exception as error:  # a broken operation must cost one observation, not the other episodes of this process
@@ -160,29 +167,24 @@ def _operation_error(error: BaseException) -> OperationError | None:
     return cause if cause is None or isinstance(cause, OperationError) else _operation_error(cause)
 
 
-def _execute(action: Action, scene: Scene, operations: Mapping[str, type[Operation]]) -> tuple[Observation, list[np.ndarray]]:
-    operation = operations.get(action.op)
-    if operation is None:
-        raise OperationError(f"no operation {action.op[:30]}, use {', '.join(operations)}", code="unknown_op")
-    arguments = operation.check(action.arguments)
-    target = scene.target(action.target)
-    result = operation.run(arguments, target, scene)
-    images = [_image_view(view, target, scene) for view in result.images]
-    data = {"op": action.op, "target": action.target, **result.data}
-    return Observation(status="ok", text=result.text, images=images, data=data), [view.pixels for view in result.images]
-
-
 def _image_view(view: View, target: Target, scene: Scene) -> ImageView:
+    view_size = (view.pixels.shape[1], view.pixels.shape[0])
     if view.source == MADE:
-        size = (view.pixels.shape[1], view.pixels.shape[0])
-        return ImageView(id="", parent=MADE, source_size=size, view_size=size)
+        return ImageView(id="", parent=MADE, source_size=view_size, view_size=view_size)
     if view.source is not None:
         target = scene.target(view.source)
     box = view.box or geometry.WHOLE
     if view.frame is None:
-        parent, edges = target.id, target.pixels(box)
+        parent, (left, top, right, bottom) = target.id, target.pixels(box)
     else:
-        parent, edges = target.root, geometry.to_pixels(box, target.clip.width, target.clip.height)
-    left, top, right, bottom = edges
-    size, view_size = (right - left, bottom - top), (view.pixels.shape[1], view.pixels.shape[0])
-    return ImageView(id="", parent=parent, frame=view.frame, time=view.time, box=view.box, source_size=size, view_size=view_size)
+        parent = target.root
+        left, top, right, bottom = geometry.to_pixels(box, target.clip.width, target.clip.height)
+    return ImageView(
+        id="",
+        parent=parent,
+        frame=view.frame,
+        time=view.time,
+        box=view.box,
+        source_size=(right - left, bottom - top),
+        view_size=view_size,
+    )

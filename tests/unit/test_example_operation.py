@@ -76,10 +76,10 @@ class Late(Good):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Unbound", "run is no classmethod"),
-        ("Short", "run does not take arguments, target and scene"),
-        ("Silent", "its description is empty"),
-        ("Dict", "Arguments are not derived from OperationArguments"),
+        ("Unbound", "is no classmethod"),
+        ("Short", "arguments, target and scene"),
+        ("Silent", "lacks description"),
+        ("Dict", "not derived from OperationArguments"),
     ],
 )
 def test_faults_of_own_operations_are_found_before_a_call(tmp_path, name: str, message: str):

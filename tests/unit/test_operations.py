@@ -209,7 +209,7 @@ def test_a_crashing_operation_costs_one_observation(monkeypatch):
 
 
 def test_our_error_wrapped_by_a_library_keeps_its_code():
-    class Slow(operations.ZoomIn):
+    class Slow(operations.zoom_in.ZoomIn):
         @classmethod
         def run(cls, arguments, target, scene):
             try:
