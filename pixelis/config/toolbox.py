@@ -33,7 +33,7 @@ class ToolboxConfig(Section):
     max_image_pixels: int = Field(50_000_000, ge=1, description="maximum number of pixels of an image, checked before decoding")
     video_backend: Literal["pyav", "decord"] = Field(
         "pyav",
-        description="reader of clips; decord, which must be installed, refuses a clip of which it reads other frames than pyav",
+        description="reader of clips; decord must be installed, and reads other frames of some encodings (docs/operations.md)",
     )
     max_video_bytes: int = Field(500_000_000, ge=1, description="maximum size of an encoded clip")
     max_video_seconds: float = Field(3600.0, gt=0, description="maximum duration of a clip")

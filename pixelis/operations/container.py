@@ -1,38 +1,31 @@
-"""Demuxes and decodes one video stream from bytes with PyAV; FFmpeg cannot access anything but these bytes."""
+"""Demuxes and decodes one video stream from bytes: with PyAV, whose FFmpeg can read nothing but these bytes, or with decord."""
 
 from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from pixelis.errors import BadImage
+from pixelis.errors import BadImage, MissingDependency
 from pixelis.operations.encoded import check_pixels
 
 FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf,ogg,gif,ivf,nut,dv"
 """Demuxers that read only the given bytes: no playlists, no concatenation, no picture patterns, no SDP."""
 
 
-class _Bytes(io.RawIOBase):
+class _Bytes:
     """A readable file over an array, without copying it."""
 
     def __init__(self, data: np.ndarray):
         self._view, self._position = data.data.cast("B"), 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        stop = len(self._view) if size is None or size < 0 else min(len(self._view), self._position + size)
-        chunk = bytes(self._view[self._position : stop])
-        self._position = max(self._position, stop)
+    def read(self, size: int) -> bytes:
+        chunk = bytes(self._view[self._position : self._position + size])
+        self._position += len(chunk)
         return chunk
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -44,7 +37,7 @@ class _Bytes(io.RawIOBase):
 
 
 class Source:
-    """An open container and its first video stream."""
+    """An open container and its first video stream. Raises BadImage for other files and for frames beyond ``max_pixels``."""
 
     def __init__(self, data: np.ndarray, max_pixels: int):
         import av
@@ -56,22 +49,18 @@ class Source:
             self.container: Any = av.open(_Bytes(data), options=options, metadata_errors="ignore", buffer_size=1 << 16)
         except (*self.errors, OSError) as error:
             raise undecodable(getattr(error, "strerror", None) or error) from None
-        self.stream = self._video_stream()
+        for stream in self.container.streams.video:
+            if "ATTACHED_PIC" not in str(stream.disposition).upper() and stream.codec_context is not None:
+                self.stream: Any = stream
+                break
+        else:
+            message = "the file has no video stream" if self.container.streams else "the file is empty"
+            raise BadImage(message, code="video_no_picture", fix="send a clip with a video stream")
         context = self.stream.codec_context
         check_pixels(context.width, context.height, max_pixels, "video")
         context.options = {**context.options, "max_pixels": str(max_pixels)}
         context.thread_count = 1
         self.base = float(self.stream.time_base) if self.stream.time_base else 0.0
-
-    def _video_stream(self) -> Any:
-        for stream in self.container.streams.video:
-            if "ATTACHED_PIC" not in str(stream.disposition).upper() and stream.codec_context is not None:
-                return stream
-        raise BadImage(
-            "the file has no video stream" if self.container.streams else "the file is empty",
-            code="video_no_picture",
-            fix="send a clip with a video stream",
-        )
 
     def time(self, item: Any) -> float | None:
         """Seconds of a packet or frame; None without a time stamp."""
@@ -92,14 +81,13 @@ class Source:
 
     def decode(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Frames of the packets, then the frames that the decoder delayed. A damaged packet loses only its own frames."""
-        context = self.stream.codec_context
         for packet in packets:
             try:
                 yield from packet.decode()
             except self.errors:
                 continue
         try:
-            yield from context.decode(None)
+            yield from self.stream.codec_context.decode(None)
         except self.errors:
             return
 
@@ -108,28 +96,67 @@ class Source:
         self.container.close()
 
 
+class DecordReader:
+    """Frames of a clip as decord numbers them. Raises BadImage ``video_backend`` for a clip that decord cannot read.
+
+    ``times``: float64 seconds of each frame, increasing.
+    """
+
+    def __init__(self, data: np.ndarray):
+        decord = require_decord()
+        self._errors: tuple[type[Exception], ...] = (decord.DECORDError, RuntimeError, IndexError)
+        try:
+            self._reader: Any = decord.VideoReader(io.BytesIO(data.tobytes()), num_threads=1)
+            stamps = self._reader.get_frame_timestamp(range(len(self._reader)))
+        except self._errors as error:
+            raise self._refused(str(error).splitlines()[-1]) from None
+        self.times = np.asarray(stamps, np.float64).reshape(-1, 2)[:, 0]
+        if not len(self.times) or not (np.diff(self.times) > 0).all():
+            raise self._refused("it gives its frames no increasing times")
+
+    def read(self, number: int) -> np.ndarray:
+        """Pixels of frame ``number``: uint8 [H, W, 3], RGB."""
+        try:
+            return self._reader[number].asnumpy()
+        except self._errors as error:
+            raise self._refused(str(error).splitlines()[-1]) from None
+
+    def close(self) -> None:
+        """Free the clip."""
+        self._reader = None
+
+    @staticmethod
+    def _refused(reason: str) -> BadImage:
+        message = f"decord cannot read the clip: {reason[:80]}"
+        return BadImage(message, code="video_backend", fix="set toolbox.video_backend=pyav, which reads every clip")
+
+
+def require_decord() -> Any:
+    """The package decord. Raises MissingDependency if it is not installed."""
+    try:
+        import decord
+    except (ImportError, OSError):  # a wheel of another platform fails to load its library
+        message = "toolbox.video_backend=decord needs the package decord"
+        raise MissingDependency(message, fix="pip install decord==0.6.0, or set toolbox.video_backend=pyav") from None
+    return decord
+
+
 def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.ndarray:
     """Convert a decoded frame to uint8 [H, W, 3], rotated for display and, with ``size`` (width, height), resized to it."""
     check_pixels(frame.width, frame.height, limit, "video")
     pixels = frame.to_ndarray(format="rgb24", threads=1)
-    if (orient := _orientation(frame)) is not None:
-        pixels = np.ascontiguousarray(orient(pixels))
+    matrix = next((item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"), None)
+    if matrix is not None and len(raw := bytes(matrix)) >= 36:
+        # The matrix maps (x, y) to (a x + c y, b x + d y); only its quarter turns and flips are applied.
+        a, b, _, c, d, *_ = struct.unpack("=9i", raw[:36])
+        if abs(a) + abs(d) < abs(b) + abs(c):
+            pixels, across, down = pixels.transpose(1, 0, 2), c, b
+        else:
+            across, down = a, d
+        pixels = np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
     if size is not None and (pixels.shape[1], pixels.shape[0]) != size:
         pixels = np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
     return pixels
-
-
-def _orientation(frame: Any) -> Callable[[np.ndarray], np.ndarray] | None:
-    """The quarter turns and flips of the display matrix as a function; None for the identity."""
-    matrix = next((item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"), None)
-    if matrix is None or len(raw := bytes(matrix)) < 36:
-        return None
-    a, b, _, c, d, *_ = struct.unpack("=9i", raw[:36])
-    if abs(a) + abs(d) >= abs(b) + abs(c):
-        steps = (slice(None, None, -1 if d < 0 else 1), slice(None, None, -1 if a < 0 else 1))
-        return None if a >= 0 and d >= 0 else lambda pixels: pixels[steps]
-    steps = (slice(None, None, -1 if b < 0 else 1), slice(None, None, -1 if c < 0 else 1))
-    return lambda pixels: pixels.transpose(1, 0, 2)[steps]
 
 
 def undecodable(reason: object) -> BadImage:

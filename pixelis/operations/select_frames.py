@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
-from pixelis.operations.decord_frames import require_decord
+from pixelis.operations.container import require_decord
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.video import Clip
 

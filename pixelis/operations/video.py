@@ -1,11 +1,9 @@
 """Clips with the exact time of every frame and random access to frames by number.
 
-PyAV reads every container. (decord silently returns wrong frames on random access to open groups of pictures, HEVC, intra
-refresh, MPEG-4 with B-frames and transport streams, and other colours for interlaced and 10-bit clips. It is an optional back-end
-for the clips on which it is proved to agree, see ``decord_frames``.) A clip is indexed once,
-when it is opened: packets are counted instead of trusting the header, and the decoder verifies that each packet yields one frame.
-Where it does not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once to number its frames. Later reads
-start at the preceding key frame and identify frames by time.
+A clip is indexed when it is opened: packets are counted instead of trusting the header, and the decoder verifies at both ends
+that each packet yields one frame. Where it does not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once
+to number its frames. Later reads start at the preceding key frame and identify frames by time. With ``toolbox.video_backend:
+decord``, decord numbers and reads the frames; docs/operations.md says when it is wrong.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from PIL import Image
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, OperationError
-from pixelis.operations.container import Source, frame_pixels, undecodable
-from pixelis.operations.decord_frames import DecordReader, prove_equal
+from pixelis.operations.container import DecordReader, Source, frame_pixels, undecodable
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import FORMATS, load_image, not_accepted
 from pixelis.records import Span
@@ -105,34 +102,32 @@ class Clip:
 
         Raises OperationError ``out_of_range`` before decoding, BadImage ``video_undecodable`` for a damaged frame.
         """
-        numbers = [self._number(index) for index in indices]
-        return (self._get(number) for number in numbers)
+        for index in indices:
+            if isinstance(index, (bool, float)) or not 0 <= index < len(self.times):
+                raise OperationError(f"no frame {str(index)[:20]}; the frames are 0..{len(self.times) - 1}", code="out_of_range")
+        return (self._get(int(index)) for index in indices)
 
     def at(self, time: float) -> int:
         """Number of the frame shown at ``time`` seconds; the first before the clip starts, the last after it ends."""
         return max(0, int(np.searchsorted(self.times, time + 1e-6, side="right")) - 1)
 
-    def _number(self, index: int) -> int:
-        if isinstance(index, (bool, float)) or not 0 <= index < len(self.times):
-            raise OperationError(f"no frame {str(index)[:20]}; the frames are 0..{len(self.times) - 1}", code="out_of_range")
-        return int(index)
-
     def _get(self, number: int) -> np.ndarray:
         if self.whole is not None and self.numbers is not None:
             return self.whole._get(int(self.numbers[number]))
+        key = (self.backend, self.sha256, number)
         with _LOCK:
-            if (result := _FRAMES.get((self.sha256, number))) is not None:
+            if (result := _FRAMES.get(key)) is not None:
                 return result
-            picture = self._picture(number) if self.container == _PICTURES else _reader(self).read(number)
+            if self.container == _PICTURES:
+                picture = np.array(load_image(self.data[number].tobytes(), 1 << 62, self.width * self.height))
+                if picture.shape[:2] != (self.height, self.width):
+                    size = f"{picture.shape[1]}x{picture.shape[0]}"
+                    raise undecodable(f"picture {number} is {size}, not {self.width}x{self.height}")
+            else:
+                picture = _reader(self).read(number)
             picture.setflags(write=False)
-            _FRAMES.add((self.sha256, number), picture)
+            _FRAMES.add(key, picture)
             return picture
-
-    def _picture(self, number: int) -> np.ndarray:
-        picture = load_image(self.data[number].tobytes(), 1 << 62, self.width * self.height)
-        if picture.shape[:2] != (self.height, self.width):
-            raise undecodable(f"picture {number} is {picture.shape[1]}x{picture.shape[0]}, not {self.width}x{self.height}")
-        return np.array(picture)
 
 
 def open_clip(
@@ -141,18 +136,20 @@ def open_clip(
     """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-sized pictures.
 
     ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of ``settings`` apply to the
-    whole clip and are checked before decoding.
-    With ``toolbox.video_backend: decord`` a clip that decord reads otherwise is refused with code video_backend.
-    Raises BadImage with code video_scheme, video_not_found, video_empty, video_too_many_bytes, video_too_many_pixels,
-    video_too_many_frames, video_too_long, video_no_picture, video_frames_differ, video_span or video_undecodable, and image_* for
-    the pictures of a list. Any path is opened: a gateway must let only ``data:`` URLs through.
+    whole clip and are checked before decoding. Raises BadImage with code video_scheme, video_not_found, video_empty,
+    video_too_many_bytes, video_too_many_pixels, video_too_many_frames, video_too_long, video_no_picture, video_frames_differ,
+    video_span, video_backend or video_undecodable, and image_* for the pictures of a list. Any path is opened: a gateway must
+    let only ``data:`` URLs through.
     """
     if isinstance(source, (bytes, str, Path)):
         data = _read(source, settings.max_video_bytes)
-        _check_type(data[:_HEAD_BYTES].tobytes())
-        clip = _index(data, hashlib.sha256(data.data).hexdigest(), settings)
-        if settings.video_backend == "decord":
-            clip = _with_decord(clip)
+        head = data[:_HEAD_BYTES].tobytes()  # FFmpeg would call other files damaged clips
+        if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+            message, fix = "WebP is not read as a clip, animated or not", "convert the animation to mp4 or gif"
+            raise BadImage(message, code="video_undecodable", fix=fix)
+        if (error := not_accepted(head)) is not None:
+            raise BadImage(error.message.replace("picture", "clip"), code="video_undecodable", fix=error.fix or "")
+        clip = _index(data, settings)
     else:
         clip = _frame_list(list(source), settings, fps)
     return clip if spans is None else clip.cut(spans)
@@ -170,17 +167,6 @@ def clip_pixels(source: str | bytes, settings: ToolboxConfig) -> int:
 
 def _read(source: str | bytes | Path, limit: int) -> np.ndarray:
     return np.frombuffer(read_encoded(source, limit, "video"), np.uint8)  # read-only
-
-
-def _check_type(head: bytes) -> None:
-    """Raise BadImage ``video_undecodable`` for files that are no clips, by their first bytes: FFmpeg would call them damaged."""
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        message, fix = "WebP is not read as a clip, animated or not", "convert the animation to mp4 or gif"
-    elif (error := not_accepted(head)) is not None:
-        message, fix = error.message.replace("picture", "clip"), error.fix or ""
-    else:
-        return
-    raise BadImage(message, code="video_undecodable", fix=fix)
 
 
 def _too_many_frames(limit: int) -> BadImage:
@@ -241,7 +227,7 @@ class _Packets(NamedTuple):
     """Every packet is intact and has a time of its own."""
 
 
-def _index(data: np.ndarray, sha256: str, settings: ToolboxConfig) -> Clip:
+def _index(data: np.ndarray, settings: ToolboxConfig) -> Clip:
     source = Source(data, settings.max_image_pixels)
     try:
         container = source.container.format.name.split(",")[0]
@@ -250,12 +236,26 @@ def _index(data: np.ndarray, sha256: str, settings: ToolboxConfig) -> Clip:
         source.close()
     if not packets.times:
         raise undecodable("it has no frames")
-    numbered = _by_packets(data, packets, settings) if packets.unique_times else None
-    times, keys, first = numbered or _by_frames(data, packets, settings)
+    keys: tuple[int, ...] = ()
+    if settings.video_backend == "decord":
+        reader = DecordReader(data)
+        times, first = reader.times.tolist(), reader.read(0)
+        reader.close()
+    else:
+        numbered = _by_packets(data, packets, settings) if packets.unique_times else None
+        times, keys, first = numbered or _by_frames(data, packets, settings)
     height, width = first.shape[:2]
     _check_length(times[-1] - times[0], settings.max_video_seconds)
-    keys = keys if container in SEEKABLE else ()
-    return Clip((data,), np.array(times, np.float64), width, height, container, sha256, keys)
+    return Clip(
+        (data,),
+        np.array(times, np.float64),
+        width,
+        height,
+        container,
+        hashlib.sha256(data.data).hexdigest(),
+        keys if container in SEEKABLE else (),
+        settings.video_backend,
+    )
 
 
 def _demux(source: Source, settings: ToolboxConfig) -> _Packets:
@@ -295,7 +295,7 @@ def _by_packets(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) ->
             frame = reader.next()
             if frame is None or frame[0] != times[number] or frame[1].interlaced_frame:
                 return None
-            first = reader.pixels(frame[1]) if first is None else first
+            first = frame_pixels(frame[1], None, settings.max_image_pixels) if first is None else first
         if len(times) - keys[-1] <= _LONGEST_TAIL:
             reader.start(keys[-1])
             tail = []
@@ -364,35 +364,21 @@ class _Reader:
         """Continue decoding at key frame ``key``, or at an earlier one if a seek to it fails."""
         self._last = -1
         while key > 0:
-            source = self._open()
-            time = self._times[key]
+            source = self._source = self._source or Source(self._data, self._limit)
             try:
-                source.container.seek(round(time / source.base), stream=source.stream, backward=True)
+                source.container.seek(round(self._times[key] / source.base), stream=source.stream, backward=True)
             except source.errors:
                 break
-            if (packets := self._packets_from_key(source, time)) is not None:
-                self._stream = source.decode(packets)
+            packets = source.packets()
+            first = next((packet for packet in packets if packet.is_keyframe and not packet.is_discard), None)
+            time = None if first is None else source.time(first)
+            if time is not None and time <= self._times[key]:
+                self._stream = source.decode(itertools.chain([first], packets))
                 return
             key = max(earlier for earlier in self._keys if earlier < key)
-        source = self._open(fresh=True)
-        self._stream = source.decode(source.packets())
-
-    def _packets_from_key(self, source: Source, limit: float) -> Iterator[Any] | None:
-        """Packets from the first key packet after a seek; None when it is later than ``limit`` seconds."""
-        packets = source.packets()
-        for packet in packets:
-            if packet.is_keyframe and not packet.is_discard:
-                time = source.time(packet)
-                return itertools.chain([packet], packets) if time is not None and time <= limit else None
-        return None
-
-    def _open(self, fresh: bool = False) -> Source:
-        if self._source is not None and fresh:
-            self._source.close()
-            self._source = None
-        if self._source is None:
-            self._source = Source(self._data, self._limit)
-        return self._source
+        self.close()
+        self._source = Source(self._data, self._limit)
+        self._stream = self._source.decode(self._source.packets())
 
     def next(self) -> tuple[float | None, Any] | None:
         """Time and frame of the next decoded frame; None at the end."""
@@ -421,14 +407,11 @@ class _Reader:
             at = self._numbers.get(time, self._last) if self._keys and time is not None else self._last + 1
             self._last = max(self._last, at)
             if at == number:
-                return self.pixels(frame)
+                return frame_pixels(frame, self._size, self._limit)
             if at > number:
                 return None
         self._last = len(self._times)
         return None
-
-    def pixels(self, frame: Any) -> np.ndarray:
-        return frame_pixels(frame, self._size, self._limit)
 
     def close(self) -> None:
         if self._source is not None:
@@ -436,18 +419,18 @@ class _Reader:
 
 
 class _Frames:
-    """LRU cache of decoded frames by (sha256, number)."""
+    """LRU cache of decoded frames by backend, SHA-256 of the clip, and number."""
 
     def __init__(self) -> None:
-        self._frames: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self._frames: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: tuple[str, int]) -> np.ndarray | None:
+    def get(self, key: tuple[str, str, int]) -> np.ndarray | None:
         if key in self._frames:
             self._frames.move_to_end(key)
         return self._frames.get(key)
 
-    def add(self, key: tuple[str, int], frame: np.ndarray) -> None:
+    def add(self, key: tuple[str, str, int], frame: np.ndarray) -> None:
         self._frames[key] = frame
         self._bytes += frame.nbytes
         while len(self._frames) > MAX_CACHED_FRAMES or self._bytes > MAX_CACHED_BYTES:
@@ -459,36 +442,15 @@ _LOCK = threading.RLock()
 _READERS: OrderedDict[str, _Reader | DecordReader] = OrderedDict()
 
 
-_PROVED: OrderedDict[str, None] = OrderedDict()
-"""Clips that decord reads like PyAV."""
-
-
-def _with_decord(clip: Clip) -> Clip:
-    with _LOCK:
-        if clip.sha256 not in _PROVED:
-            reader = _new_reader(clip)
-            try:
-                prove_equal(clip.data[0], clip.times, clip.keys, lambda: map(reader.read, range(len(clip.times))))
-            finally:
-                reader.close()
-            _PROVED[clip.sha256] = None
-            while len(_PROVED) > 1000:
-                _PROVED.popitem(last=False)
-    return replace(clip, backend="decord")
-
-
-def _new_reader(clip: Clip) -> _Reader | DecordReader:
-    if clip.backend == "decord":
-        return DecordReader(clip.data[0])
-    size = (clip.width, clip.height)
-    return _Reader(clip.data[0], clip.times, clip.keys, max(4 * clip.width * clip.height, 1 << 20), size)
-
-
 def _reader(clip: Clip) -> _Reader | DecordReader:
+    """The open reader of a clip; those of two clips stay open."""
     key = f"{clip.backend} {clip.sha256}"
     reader = _READERS.pop(key, None)
-    if reader is None:
-        reader = _new_reader(clip)
+    if reader is None and clip.backend == "decord":
+        reader = DecordReader(clip.data[0])
+    elif reader is None:
+        size = (clip.width, clip.height)
+        reader = _Reader(clip.data[0], clip.times, clip.keys, max(4 * clip.width * clip.height, 1 << 20), size)
     _READERS[key] = reader
     while len(_READERS) > 2:
         _READERS.popitem(last=False)[1].close()
