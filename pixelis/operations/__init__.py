@@ -43,9 +43,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_OUT_OF_MEMORY = re.compile(
-    r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE
-)
+_OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
 """Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
 
 
@@ -96,9 +94,7 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
                 fix=f"did you mean {similar[0]}?" if similar else "choose from " + ", ".join(OPERATIONS),
             )
         if operation.name in selected:
-            raise BadConfig(
-                f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them"
-            )
+            raise BadConfig(f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them")
         selected[operation.name] = operation
     return list(selected.values())
 
@@ -107,9 +103,7 @@ def _load_custom(path: str) -> type[Operation]:
     """Load a user's operation. Raises BadConfig for a mistake that would otherwise show when it is first called."""
     result = load_reference(path, "toolbox.operations")
     if not (isinstance(result, type) and issubclass(result, Operation)):
-        raise BadConfig(
-            f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation"
-        )
+        raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
     problem = ""
     missing = [field for field in ("name", "description", "Arguments") if not getattr(result, field, None)]
     if getattr(result.run, "__func__", None) is Operation.run.__func__:  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from pixelis.config import ToolboxConfig
-from pixelis.errors import BadInput, OperationError
+from pixelis.errors import OperationError
 from pixelis.operations import sandbox
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.operation import MADE, BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
@@ -59,12 +59,9 @@ class Python(Operation):
         # The toolbox ends its own process at timeout_s.
         start_s = max(1.0, 0.9 * settings.timeout_s - sandbox.CODE_S)
         image = target.picture[top:bottom, left:right]
-        answer = sandbox.run(arguments.code, image, scene.seed, settings.memory_bytes, start_s)
-        try:
-            views = [View(scene.fit_crop(picture).copy(), None, source=MADE) for picture in answer.pictures]
-        except BadInput as error:
-            raise OperationError(error.message, code="bad_box") from None
-        text = answer.text.rstrip()
-        if answer.error is not None:
-            text = f"{text}\n{answer.error}".lstrip("\n")
-        return Result(text or ("nothing printed" if not views else ""), views, {"error": answer.error})
+        printed, error, pictures = sandbox.run(arguments.code, image, scene.seed, settings.memory_bytes, start_s)
+        views = [View(scene.fit_crop(picture), None, source=MADE) for picture in pictures]
+        text = printed.rstrip()
+        if error is not None:
+            text = f"{text}\n{error}".lstrip("\n")
+        return Result(text or ("nothing printed" if not views else ""), views, {"error": error})

@@ -11,19 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from pixelis.errors import MissingDependency, OperationError
+from pixelis.errors import BadImage, MissingDependency, OperationError
 from pixelis.operations import sandbox_worker as worker
+from pixelis.operations.image import load_image
 
 CODE_S = 10.0
 """Seconds that the code itself may run, on the clock and of CPU time."""
-MAX_REPLY = 65_536
-MAX_BYTES = 1 + worker.HEADER.size + MAX_REPLY + 3 * worker.MAX_PICTURES * worker.MAX_SHOWN_PIXELS
+MAX_PICTURE_BYTES = 4 * worker.MAX_SHOWN_PIXELS
+MAX_BYTES = 65_536 + 2 * worker.MAX_PICTURES * MAX_PICTURE_BYTES
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "PYTHONHASHSEED": "0",
@@ -33,32 +34,32 @@ ENVIRONMENT = {
 """All of the process's environment: no threads, which would begin after the lock, and equal results of equal calls."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the code printed, its error or None, and the pictures that it showed (uint8 [h, w, 3])."""
+class Answer(BaseModel):
+    """The answer of the process: what the code printed, its error or None, and the pictures that it showed, as PNG."""
 
-    text: str
-    error: str | None
-    pictures: list[np.ndarray]
+    model_config = ConfigDict(extra="forbid")
+
+    text: Annotated[str, StringConstraints(max_length=worker.MAX_TEXT + 100)]
+    error: Annotated[str, StringConstraints(max_length=500)] | None
+    pictures: Annotated[list[Base64Bytes], Field(max_length=worker.MAX_PICTURES)]
 
 
-def run(code: str, image: np.ndarray, seed: int, memory_bytes: int, start_s: float) -> Answer:
+def run(code: str, image: np.ndarray, seed: int, memory_bytes: int, start_s: float) -> tuple[str, str | None, list[np.ndarray]]:
     """Run code on an image, uint8 [h, w, 3]. ``start_s``: seconds that the process may take to start.
 
-    Raises OperationError ``timeout``, ``out_of_memory``, ``crashed`` (ended without an answer, or with a wrong one);
-    MissingDependency where the process cannot be locked.
+    Returns what the code printed, its error or None, and the pictures that it showed (uint8 [h, w, 3]).
+    Raises OperationError ``timeout``, ``limit`` (too much output), ``crashed`` (ended without an answer, or with a wrong
+    one); MissingDependency where the process cannot be locked.
     """
-    request = {"code": code, "shape": image.shape, "seed": seed, "memory": memory_bytes, "seconds": int(CODE_S) + 1}
-    body = json.dumps(request).encode()
-    memory = os.memfd_create("pixelis", os.MFD_CLOEXEC)
-    with os.fdopen(memory, "wb", closefd=True) as file, tempfile.TemporaryDirectory() as empty:
-        file.write(worker.HEADER.pack(len(body)) + body + image.tobytes())
-        file.flush()
-        os.lseek(memory, 0, os.SEEK_SET)
+    request = {"code": code, "seed": seed, "memory": memory_bytes, "seconds": int(CODE_S) + 1}
+    with os.fdopen(os.memfd_create("pixelis"), "wb+") as file, tempfile.TemporaryDirectory() as empty:
+        file.write(json.dumps(request).encode() + b"\n")
+        np.save(file, image, allow_pickle=False)
+        file.seek(0)
         process = subprocess.Popen(
             # As -I, but the environment, which is ours, sets the hash seed.
             [sys.executable, "-s", "-P", str(Path(worker.__file__).resolve()), str(os.getpid())],
-            stdin=memory,
+            stdin=file,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=ENVIRONMENT,
@@ -95,55 +96,23 @@ def _read(descriptor: int, start_s: float) -> bytes:
             starting, deadline = False, time.monotonic() + CODE_S
 
 
-def _answer(data: bytes) -> Answer:
+def _answer(data: bytes) -> tuple[str, str | None, list[np.ndarray]]:
     """Check and read the bytes of the process, which the code may have written itself."""
     if data[:1] == b"X":
         raise MissingDependency(
             f"the operation python cannot lock its process: {data[1:501].decode(errors='replace')}",
-            fix="use Linux with seccomp filters (in a container: a profile that allows seccomp), or leave python out of "
-            "toolbox.operations",
+            fix="use Linux with seccomp filters (in a container: a profile that allows seccomp) and libseccomp (Debian's "
+            "libseccomp2), or leave python out of toolbox.operations",
         )
     if data[:1] != b"R" or len(data) == 1:
-        raise OperationError("the code was stopped: it used too much memory or CPU time, or crashed", code="crashed")
-    wrong = OperationError("the code wrote to the descriptors of the sandbox", code="crashed")
-    start = 1 + worker.HEADER.size
-    if len(data) < start:
-        raise wrong
-    (length,) = worker.HEADER.unpack(data[1:start])
-    if length > MAX_REPLY:
-        raise wrong
+        message = "the code was stopped: it used too much memory or CPU time, or crashed"
+        raise OperationError(message, code="crashed")
     try:
-        reply = json.loads(data[start : start + length])
-    except (ValueError, RecursionError):
-        raise wrong from None
-    if not (isinstance(reply, dict) and isinstance(reply.get("text"), str)):
-        raise wrong
-    error = reply.get("error")
-    if not (error is None or isinstance(error, str)):
-        raise wrong
-    pictures = _pictures(reply.get("shapes"), data[start + length :])
-    if pictures is None:
-        raise wrong
-    return Answer(reply["text"][: worker.MAX_TEXT + 100], error if error is None else error[:500], pictures)
-
-
-def _pictures(shapes: Any, data: bytes) -> list[np.ndarray] | None:
-    """The pictures of these shapes; None unless shapes and bytes are as the worker writes them."""
-    if not isinstance(shapes, list) or len(shapes) > worker.MAX_PICTURES:
-        return None
-    pictures, at = [], 0
-    for shape in shapes:
-        if not (isinstance(shape, list) and len(shape) == 3 and all(type(n) is int for n in shape) and shape[2] == 3):
-            return None
-        height, width, _ = shape
-        if not (4 <= height <= worker.MAX_SIDE and 4 <= width <= worker.MAX_SIDE and height * width <= worker.MAX_SHOWN_PIXELS):
-            return None
-        size = height * width * 3
-        if len(data) < at + size:
-            return None
-        pictures.append(np.frombuffer(data, np.uint8, size, at).reshape(height, width, 3))
-        at += size
-    return pictures if at == len(data) else None
+        answer = Answer.model_validate_json(data[1:])
+        pictures = [load_image(png, MAX_PICTURE_BYTES, worker.MAX_SHOWN_PIXELS) for png in answer.pictures]
+    except (ValidationError, BadImage):
+        raise OperationError("the code wrote to the descriptors of the sandbox", code="crashed") from None
+    return answer.text, answer.error, pictures
 
 
 @functools.cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import io
 import json
 import os
 import platform
 import signal
-import struct
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ import pytest
 import skimage.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingDependency, OperationError
@@ -185,40 +188,6 @@ def test_memory_cannot_be_made_executable_and_the_other_call_table_kills():
     assert observation.code == "crashed"
 
 
-def test_both_tables_allow_the_same_calls_and_the_filter_does_what_it_says():
-    """The BPF program interpreted here: every call outside of the list is refused, on both architectures."""
-    names = [set(table[3]) for table in sandbox_worker.ARCHITECTURES.values()]
-    assert names[0] - names[1] == {"time"}  # aarch64 has none
-    assert not names[1] - names[0]
-    for machine, (architecture, _, other, calls) in sandbox_worker.ARCHITECTURES.items():
-        code = sandbox_worker.program(machine)
-        assert len(code) < 4096
-
-        def verdict(number: int, arch: int = architecture, arguments=(0, 0, 0), code=code) -> int:
-            data = struct.pack("=IIQ6Q", number, arch, 0, *arguments, 0, 0, 0)
-            accumulator, at = 0, 0
-            while True:
-                op, yes, no, value = code[at]
-                at += 1
-                if op == sandbox_worker.LOAD:
-                    (accumulator,) = struct.unpack_from("=I", data, value)
-                elif op == sandbox_worker.AND:
-                    accumulator &= value
-                elif op == sandbox_worker.RETURN:
-                    return value
-                else:
-                    at += yes if (accumulator == value if op == sandbox_worker.EQUAL else accumulator >= value) else no
-
-        allowed = {number for number in range(600) if verdict(number, arguments=(1, 0, 0)) == sandbox_worker.ALLOW}
-        assert allowed == set(calls.values())
-        assert verdict(calls["write"], arguments=(2, 0, 0)) == sandbox_worker.REFUSE
-        assert verdict(calls["mmap"], arguments=(0, 4096, 7)) == verdict(calls["mprotect"], arguments=(0, 4096, 4))
-        assert verdict(calls["mmap"], arguments=(0, 4096, 7)) == sandbox_worker.REFUSE
-        assert verdict(calls["exit"], arch=architecture ^ 1) == sandbox_worker.KILL
-        if other:
-            assert verdict(other + 1) == sandbox_worker.KILL
-
-
 @pytest.mark.slow
 def test_memory_is_limited_and_a_crash_costs_the_call_only():
     assert "MemoryError" in run("x = bytearray(10**9)")[0].text
@@ -265,11 +234,9 @@ def test_a_start_that_takes_too_long_is_a_timeout():
 FORGED = [
     "import os; os.write(1, b'hello')",
     "import os; os.write(1, b'\\xff' * 100)",
-    "import os; os.write(1, (10).to_bytes(4, 'big') + b'[' * 10); os._exit(0)",
-    "import os; os.write(1, (60000).to_bytes(4, 'big') + b'[' * 60000); os._exit(0)",
-    "import os, json; b = json.dumps({'text': 5}).encode(); os.write(1, len(b).to_bytes(4, 'big') + b); os._exit(0)",
-    "import os, json; b = json.dumps({'text': '', 'shapes': [[10**9, 10**9, 3]]}).encode(); "
-    "os.write(1, len(b).to_bytes(4, 'big') + b); os._exit(0)",
+    "import os; os.write(1, b'[' * 60000); os._exit(0)",
+    "import os, json; os.write(1, json.dumps({'text': 5, 'error': None, 'pictures': []}).encode()); os._exit(0)",
+    "import os, json; os.write(1, json.dumps({'text': '', 'error': None, 'pictures': ['aaaa']}).encode()); os._exit(0)",
 ]
 
 
@@ -285,46 +252,34 @@ def test_a_flood_ends_at_the_cap(monkeypatch):
     assert observation.code == "limit"
 
 
-SHAPES = st.lists(st.lists(st.one_of(st.integers(-2, 10**10), st.floats(), st.none(), st.booleans()), max_size=4), max_size=4)
+def _reply(**values) -> bytes:
+    return b"R" + json.dumps({"text": "", "error": None, "pictures": [], **values}).encode()
 
 
 @settings(deadline=None, max_examples=200)
-@given(
-    st.one_of(
-        st.binary(max_size=200),
-        st.builds(lambda s, b: _reply({"text": "", "error": None, "shapes": s}) + b, SHAPES, st.binary(max_size=300)),
-    )
-)
+@given(st.one_of(st.binary(max_size=200), st.builds(lambda p: _reply(pictures=p), st.lists(st.text(max_size=40), max_size=4))))
 def test_any_bytes_are_an_answer_or_a_named_error(data: bytes):
-    try:
-        answer = sandbox._answer(data)
-    except (OperationError, MissingDependency):
-        return
-    assert all(picture.dtype == np.uint8 and picture.shape[2] == 3 for picture in answer.pictures)
+    with contextlib.suppress(OperationError, MissingDependency):
+        sandbox._answer(data)
 
 
-def _reply(value: dict) -> bytes:
-    body = json.dumps(value).encode()
-    return b"R" + struct.pack(">I", len(body)) + body
-
-
-def test_pictures_of_the_right_size_are_read():
-    picture = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
-    answer = sandbox._answer(_reply({"text": "a", "error": None, "shapes": [[4, 5, 3]]}) + picture.tobytes())
-    np.testing.assert_array_equal(answer.pictures[0], picture)
+def test_a_picture_beyond_the_cap_is_refused_before_it_is_decoded():
+    bomb = io.BytesIO()
+    Image.new("RGB", (8000, 8000)).save(bomb, "PNG")
+    with pytest.raises(OperationError) as error:
+        sandbox._answer(_reply(pictures=[base64.b64encode(bomb.getvalue()).decode()]))
+    assert error.value.code == "crashed"
 
 
 def test_where_the_process_cannot_be_locked_the_operation_refuses():
     with pytest.raises(MissingDependency, match="kernel refuses"):
         sandbox._answer(b"XUnavailable: the kernel refuses a seccomp filter: Invalid argument")
     Python.ready(ToolboxConfig())
-    code = (
-        "import platform, sys; platform.machine = lambda: 'riscv64'\n"
-        f"sys.path.insert(0, {os.path.dirname(sandbox_worker.__file__)!r}); import sandbox_worker\n"
-        "try: sandbox_worker.lock()\nexcept sandbox_worker.Unavailable as error: print(error)"
-    )
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(sandbox_worker.__file__)!r}); import ctypes, sandbox_worker\n"
+    code += "def missing(name): raise OSError\n"
+    code += "ctypes.CDLL = missing\ntry: sandbox_worker.lock()\nexcept sandbox_worker.Unavailable as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "this is linux on riscv64" in done.stdout, done.stderr
+    assert "libseccomp.so.2 is not installed" in done.stdout, done.stderr
 
 
 def test_arguments_have_limits():
