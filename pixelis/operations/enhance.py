@@ -48,8 +48,7 @@ class Enhance(Operation):
         Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip too thin to show.
         """
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = target.pixels(box)
-        region, method = target.picture[top:bottom, left:right], METHODS[arguments.method]
+        region, method = target.crop(box), METHODS[arguments.method]
         plain = scene.fit_crop(region)
         # Enlarging makes noise look like detail, so small regions are improved first; but sharpening is for the shown pixels.
         if plain.size > region.size and arguments.method != "sharpen":

@@ -14,10 +14,9 @@ from pydantic import Field, StringConstraints
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingFile
 from pixelis.operations import checkpoints
-from pixelis.operations.draw import annotate
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.masks import Edges
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
 
 KINDS = {
@@ -73,10 +72,11 @@ class Find(Operation):
         """
         detector = _detector(scene.settings)
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = edges = target.pixels(box)
-        picture = target.picture
-        boxes, scores = detector.detect(picture[top:bottom, left:right], arguments.text)
-        chosen = _select(boxes, scores, detector.threshold)
+        edges = target.pixels(box)
+        boxes, scores = detector.detect(target.crop(box), arguments.text)
+        sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
+        kept = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), detector.threshold, OVERLAP), int).ravel()
+        chosen = sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
         records = [_record(boxes[i], float(scores[i]), arguments.text, edges, target, detector.kind) for i in chosen]
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
@@ -86,23 +86,13 @@ class Find(Operation):
         for record in records:
             place = scene.scale.around([min(max(v, 0.0), 1.0) for v in target.from_root(tuple(record["box"]))], target.id)
             lines.append(f"{record['id']}: box {place} of {target.id}, score {record['score']:.2f}")
-        height, width = picture.shape[:2]
-        region = (left / width, top / height, right / width, bottom / height)
-        view = annotate(scene.fit_crop(picture[top:bottom, left:right]), {"objects": records}, region)
-        return Result("\n".join(lines), [View(view, box)], {"objects": records})
+        return Result("\n".join(lines), [scene.show(target, box, {"objects": records})], {"objects": records})
 
 
 def _detector(settings: ToolboxConfig) -> Detector:
     if settings.detector is None:
         raise MissingFile("find needs an open-vocabulary detector, and toolbox.detector names no folder", fix=GET)
     return load(settings.detector)
-
-
-def _select(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[int]:
-    """Indices of the boxes above the threshold, best first, without those that overlap a better one."""
-    sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
-    chosen = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), threshold, OVERLAP), int).ravel()
-    return sorted((int(i) for i in chosen), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
 
 
 def _record(place: np.ndarray, score: float, text: str, edges: Edges, target: Target, kind: str) -> dict[str, Any]:

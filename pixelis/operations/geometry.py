@@ -88,7 +88,9 @@ def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
     """
     by_id = {image.id: image for image in images}
     if target not in by_id:
-        raise OperationError(f"no image {target[:20]}, use {_names(images)}", code="bad_target")
+        names = [image.id for image in images]
+        known = ", ".join(names if len(names) <= 6 else [*names[:5], "...", names[-1]]) or "none"
+        raise OperationError(f"no image {target[:20]}, use {known}", code="bad_target")
     links = [by_id[target]]
     while (parent := links[-1].parent) is not None and links[-1].frame is None:
         if parent not in by_id or len(links) > len(by_id):
@@ -116,8 +118,3 @@ def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
     if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
         raise OperationError(f"the region is {right - left}x{bottom - top} pixels, at least {MIN_SIDE}", code="too_small")
     return left, top, right, bottom
-
-
-def _names(images: Sequence[ImageView]) -> str:
-    names = [image.id for image in images]
-    return ", ".join(names if len(names) <= 6 else [*names[:5], "...", names[-1]]) or "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -34,7 +34,8 @@ Values = dict[str, dict[str, Any]]
 
 
 class PropertiesArguments(OperationArguments):
-    """``object``: id of an object or track, ``box``: a region 0..1 of the target, or ``mask``: a COCO code; default: all."""
+    """At most one of ``object`` (an id), ``box`` (0..1 of the target) and ``mask`` (a COCO code); default:
+    all."""
 
     object: str | None = None
     box: BoxArgument | None = None
@@ -83,7 +84,8 @@ class Selection:
 
     @cached_property
     def core(self) -> np.ndarray:
-        """The scaled mask without its border, where a 3 x 3 window would see the background; the whole mask if that is empty."""
+        """The scaled mask without its border, where a 3 x 3 window sees the background; if that is empty, the
+        whole mask."""
         inside = self.scaled[1]
         core = cv2.erode(np.pad(inside.astype(np.uint8), 1, mode="edge"), np.ones((3, 3), np.uint8))[1:-1, 1:-1] > 0
         return core if core.any() else inside
@@ -101,23 +103,33 @@ class GetProperties(Operation):
 
     @classmethod
     def run(cls, arguments: PropertiesArguments, target: Target, scene: Scene) -> Result:
-        """Return text and ``data["properties"]``: {group: {name: {"value", "unit"}}}; no picture.
+        """Return text and ``data["properties"]``: {group: {name: {"value", "unit"}}}.
 
-        The shape of a box or of a whole picture, a rectangle, is measured only on request. Raises OperationError
-        ``unknown_object``, ``bad_arguments`` (a mask of another size), ``noselection_found`` (an empty mask), ``too_small``.
+        Raises OperationError ``unknown_object``, ``bad_arguments`` (a mask of another size),
+        ``nothing_found`` (an empty mask), ``too_small``.
         """
         target, selection, title = _select(arguments, target, scene)
         groups = arguments.groups or [g for g in GROUPS if g != "shape" or selection.outlined]
         measured = {group: MEASURES[group](selection) for group in GROUPS if group in groups}
-        text = "\n".join([title, *_lines(measured, selection, target, scene)])
-        return Result(text, data={"properties": measured})
+        lines = [title]
+        for group, values in measured.items():
+            v = {name: entry["value"] for name, entry in values.items()}
+            place = _place(v["normalised"], selection, target, scene) if group == "position" else ""
+            lines += _group_lines(group, v, place)
+        if "shape" not in measured and not selection.outlined and len(measured) > 1:
+            lines.append("a box has no outline: use segment_object_at to measure an object's shape")
+        return Result("\n".join(lines), data={"properties": measured})
 
 
 def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tuple[Target, Selection, str]:
     """The target that contains the selection, the selection, and its title in the text."""
     if arguments.object is not None:
         record = scene.object(arguments.object)
-        target = _target_of(record, target, scene)
+        if (record["root"], record["frame"]) != (target.root, target.frame):
+            # The object is elsewhere: take the whole picture or frame that has it.
+            if record["root"] not in scene.media:
+                raise OperationError(f"the media {str(record['root'])[:20]} is not loaded", code="bad_target")
+            target = Target(record["root"], record["root"], scene.media[record["root"]], record["frame"])
         title = f"{record['kind']} {record['id']} of {target.id}" + _frame_suffix(target)
         if record.get("mask") is not None:
             return target, _masked(target, record["mask"]), title
@@ -128,15 +140,6 @@ def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tup
     if arguments.box is None:
         return target, selection, f"all of {target.id}"
     return target, selection, f"box {scene.scale.around(geometry.clamp(arguments.box), target.id)} of {target.id}"
-
-
-def _target_of(record: Mapping[str, Any], target: Target, scene: Scene) -> Target:
-    """``target`` if it shows the object's picture or frame, else that whole picture or frame."""
-    if (record["root"], record["frame"]) == (target.root, target.frame):
-        return target
-    if record["root"] not in scene.media:
-        raise OperationError(f"the media {str(record['root'])[:20]} is not loaded", code="bad_target")
-    return Target(record["root"], record["root"], scene.media[record["root"]], record["frame"])
 
 
 def _frame_suffix(target: Target) -> str:
@@ -186,7 +189,7 @@ def color(selection: Selection) -> Values:
 
 
 def texture(selection: Selection) -> Values:
-    """Grey-level co-occurrence (32 levels, four directions, inside only), entropy, edge density, local binary patterns."""
+    """Grey-level co-occurrence (32 levels, four directions), entropy, edge density, local binary patterns."""
     from skimage.feature import graycomatrix, graycoprops, local_binary_pattern
 
     grey, inside, core = selection.grey, selection.scaled[1], selection.core
@@ -288,33 +291,21 @@ def _centroid(selection: Selection) -> list[float]:
     ]
 
 
-def _lines(measured: dict[Group, Values], selection: Selection, target: Target, scene: Scene) -> list[str]:
-    """The text of each group; histograms and derived values are only in the data."""
-    lines = []
-    for group, values in measured.items():
-        v = {name: entry["value"] for name, entry in values.items()}
-        lines += _group_lines(group, v)
-        if group == "position":
-            lines[-1] = _position_text(v, selection, target, scene) + lines[-1]
-    if "shape" not in measured and not selection.outlined and len(measured) > 1:
-        lines.append("a box has no outline: use segment_object_at to measure an object's shape")
-    return lines
-
-
-def _position_text(v: dict[str, Any], selection: Selection, target: Target, scene: Scene) -> str:
-    x, y = v["normalised"]
+def _place(centre: tuple[float, float], selection: Selection, target: Target, scene: Scene) -> str:
+    """Centre and box of the selection in the policy's scale, for the text of ``position``."""
+    x, y = centre
     x, y = target.from_root((x, y, x + 1, y + 1))[:2]
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        return f"position: outside {target.id}; "
+        return f"outside {target.id}; "
     try:
         box = scene.scale.around([min(max(n, 0.0), 1.0) for n in target.from_root(selection.mask.box)], target.id)
-        return f"position: center {scene.scale.write((x, y), target.id)}, box {box} of {target.id}; "
+        return f"center {scene.scale.write((x, y), target.id)}, box {box} of {target.id}; "
     except OperationError:  # the scale has no numbers for a view that was never shown
-        return "position: "
+        return ""
 
 
-def _group_lines(group: Group, v: dict[str, Any]) -> list[str]:
-    """The text of one group from its values by name."""
+def _group_lines(group: Group, v: dict[str, Any], place: str) -> list[str]:
+    """The text of one group; histograms and derived values are only in the data."""
     if group == "color":
         dominant, mean = (", ".join(f"{channel:.0f}" for channel in v[name]) for name in ("dominant", "mean"))
         near = f", close to {v['near']}" if v["near"] else ""
@@ -348,6 +339,7 @@ def _group_lines(group: Group, v: dict[str, Any]) -> list[str]:
         area = "centered" if v["is_centered"] else v["quadrant"]
         touching = ", ".join(v["touches_edge"])
         edge = f"touches {touching}" if touching else f"{v['edge_distance']} px to {v['nearest_edge']}"
+        area = f"position: {place}{area}"
         return [f"{area}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} edge of the whole image"]
     focus = "too little detail to measure focus" if v["focus"] is None else f"focus {v['focus']:.2f} (0..1)"
     sharpness = f"sharpness {v['sharpness']:.0f} (variance of Laplacian)"

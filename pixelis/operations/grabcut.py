@@ -1,9 +1,9 @@
-"""The classical segmenter: finds the object at a point or in a box from colours and edges, without weights.
+"""The classical segmenter: the object at a point or in a box, from colours and edges, without weights.
 
-For a point, several methods propose regions at all scales: graph-based segmentation, colour tolerance, and GrabCut from discs
-around the point. The winner agrees with most other proposals, differs from its surroundings and touches the border little. For a
-box, GrabCut decides alone. The outline is then refined along the picture's edges. All methods work on a copy of at most WORK
-pixels a side.
+For a point, graph-based segmentation, colour tolerance and GrabCut from discs propose regions at all scales;
+the winner agrees with most others, differs from its surroundings and touches the border little. For a box,
+GrabCut decides alone. Both work on a copy of at most WORK pixels a side; the outline is then refined along
+the picture's edges.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from pixelis.operations.pixel_budget import shrink
 WORK = 256
 """Longest side of the copy that is segmented."""
 REFINE = 768
-"""Longest side up to which the outline is refined along the picture's edges; beyond that it is only enlarged."""
+"""Longest side up to which the outline follows the picture's edges; larger ones are enlarged."""
 MIN_CONTRAST = 0.03
 """Least contrast (0..1) of a region to its surroundings."""
 COLLAPSED, MIDDLE = 0.1, 0.5
-"""Below the share COLLAPSED of its box a region is tried again, with the middle (MIDDLE of each side) as certain object."""
+"""A region below the share COLLAPSED of its box is tried again with its middle (MIDDLE of each side) as
+certain object."""
 MIN_PIXELS = 12
 """Least pixels of a region in the copy."""
 
 WEIGHTS = {"agreement": 1.05, "contrast": 0.2, "solidity": 0.24, "border": -0.56}
-"""Weights of a region's features. Fitted by ridge regression to the overlap with true masks of 92 objects, then rounded."""
+"""Weights of a region's features: ridge regression to the overlap with 92 true masks, rounded."""
 OFFSET = -0.11
 
 _CELL = np.ones((3, 3), np.uint8)
 
 
 def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], seed: int = 0) -> Segment:
-    """Segment the most distinct region around a point (pixels of the picture) within ``region``; see the module.
-
-    Raises OperationError ``nothing_found``.
-    """
+    """Segment the most distinct region around a point (pixels of the picture) in ``region``. Raises
+    ``nothing_found``."""
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], WORK)
     height, width = small.shape[:2]
@@ -57,10 +56,7 @@ def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], see
 
 
 def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
-    """Segment with GrabCut: the box is probable foreground, its surroundings are background.
-
-    Raises OperationError ``nothing_found``.
-    """
+    """Segment with GrabCut: the box is probable foreground, the rest background. Raises ``nothing_found``."""
     height, width = picture.shape[:2]
     left, top, right, bottom = box
     across, down = max(2, (right - left) // 3), max(2, (bottom - top) // 3)
@@ -95,9 +91,14 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
 
 
 def proposals(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:
-    """Regions at all scales that contain the pixel ``at`` (x, y) of a copy of at most WORK pixels a side: bool [h, w] each."""
+    """Regions at all scales that contain the pixel ``at`` (x, y): bool [h, w] each."""
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
-    proposed = [*_graph(small, lab, at), *_tolerance(lab, at), *_discs(small, at, seed)]
+    proposed = []
+    # Graph-based segments (Felzenszwalb and Huttenlocher), from fine to coarse.
+    for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
+        segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
+        proposed.append(fill(segments == segments[at[1], at[0]]))
+    proposed += [*_tolerance(lab, at), *_discs(small, at, seed)]
     return [r for r in proposed if MIN_PIXELS <= np.count_nonzero(r) <= 0.97 * r.size]
 
 
@@ -120,15 +121,6 @@ def fill(region: np.ndarray) -> np.ndarray:
     ground = np.pad(region.astype(np.uint8), 1)
     cv2.floodFill(ground, None, (0, 0), 2)
     return ground[1:-1, 1:-1] != 2
-
-
-def _graph(small: np.ndarray, lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
-    """Graph-based segments (Felzenszwalb and Huttenlocher) that contain the point, from fine to coarse."""
-    result = []
-    for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
-        segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
-        result.append(fill(segments == segments[at[1], at[0]]))
-    return result
 
 
 def _tolerance(lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
@@ -192,10 +184,15 @@ def _scores(proposed: Sequence[np.ndarray], lab: np.ndarray) -> np.ndarray:
     areas = thumbs.sum(1)
     overlap = 2 * (thumbs @ thumbs.T) / (areas[:, None] + areas[None] + 1e-6)
     np.fill_diagonal(overlap, 0)
+    solidity = []
+    for region in proposed:
+        outlines, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+        hull, area = float(cv2.contourArea(cv2.convexHull(max(outlines, key=len)))), float(np.count_nonzero(region))
+        solidity.append(area / max(area, hull + 1))
     features = {
         "agreement": overlap.mean(1),
         "contrast": np.asarray([contrast(region, lab) for region in proposed]),
-        "solidity": np.asarray([_solidity(region) for region in proposed]),
+        "solidity": np.asarray(solidity),
         "border": np.asarray([on_border(region) for region in proposed]),
     }
     scores = OFFSET + sum((WEIGHTS[name] * values for name, values in features.items()), np.zeros(len(proposed)))
@@ -219,13 +216,6 @@ def _histogram(colours: np.ndarray) -> np.ndarray:
     return np.bincount(light.astype(np.int64) * 64 + a * 8 + b, minlength=512) / len(colours)
 
 
-def _solidity(region: np.ndarray) -> float:
-    outlines, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    hull = float(cv2.contourArea(cv2.convexHull(max(outlines, key=len))))
-    area = float(np.count_nonzero(region))
-    return area / max(area, hull + 1)
-
-
 def on_border(region: np.ndarray) -> float:
     """Share of the outline that lies on the border of the copy, 0..1."""
     inside = np.pad(region.astype(np.uint8), 1)
@@ -235,7 +225,7 @@ def on_border(region: np.ndarray) -> float:
 
 
 def _enlarge(picture: np.ndarray, region: Edges, inside: np.ndarray) -> Mask:
-    """Scale a region of the copy to the picture: refined along the picture's edges up to REFINE, then enlarged."""
+    """Scale a region of the copy to the picture, refined along its edges up to REFINE."""
     left, top, right, bottom = region
     height, width = inside.shape
     fx, fy = (right - left) / width, (bottom - top) / height

@@ -1,4 +1,4 @@
-"""Base class of pixel operations: a name, validated arguments, and a pure function of full-resolution pixels."""
+"""Base class of pixel operations and what they work on and return."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
+from pixelis.operations.draw import annotate
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.scale import Scale
 from pixelis.operations.video import Clip
 from pixelis.records import Box, ImageView, Point
 
 BoxArgument = Annotated[Box, BeforeValidator(geometry.as_box)]
-"""A region, 0..1 of its image. Name the field as in ``scale.PLACES``: the dialects convert coordinates by field name."""
+"""A region, 0..1 of its image. The field's name must be in ``scale.PLACES``."""
 PointArgument = Annotated[Point, BeforeValidator(geometry.as_point)]
-"""A point, 0..1 of its image. Name the field as in ``scale.PLACES``: the dialects convert coordinates by field name."""
+"""A point, 0..1 of its image. The field's name must be in ``scale.PLACES``."""
 
 MADE = "made"
-"""Parent of a view that shows no region of a picture, for example a chart: no call can cut a region from it."""
+"""Parent of a view that shows no region of a picture, such as a chart: no call can cut from it."""
 UNBOUNDED = PixelBudget(1, 10**9)
 DEFAULTS = ToolboxConfig()
-
 
 PROBLEMS = {
     "missing": "is missing",
@@ -49,21 +49,21 @@ PROBLEMS = {
     "too_short": "needs at least {min_length} entries",
     "too_long": "takes at most {max_length} entries",
 }
-"""What is wrong with an argument, by pydantic's type of the error; its other messages are plain."""
+"""Messages by pydantic's type of the error; its other messages are plain."""
 
 
 class OperationArguments(BaseModel):
-    """Base class of an operation's canonical arguments. Unknown keys and wrong types are errors; nothing is coerced."""
+    """Base class of an operation's canonical arguments. Unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The media that an action works on, in full resolution: a picture, a clip, or a region of a picture or frame.
+    """The full-resolution media of an action: a picture, a clip, or a region of a picture or frame.
 
-    ``root`` is the id of the question's own media and ``media`` its pixels. ``frame`` is the frame number within a clip.
-    ``box`` is the region, 0..1 of the whole picture or frame.
+    ``root``: id of the question's own media, whose pixels are ``media``. ``frame``: number in a clip.
+    ``box``: the region, 0..1 of the whole picture or frame.
     """
 
     id: str
@@ -98,6 +98,11 @@ class Target:
         height, width = self.picture.shape[:2]
         return geometry.to_pixels(self.to_root(geometry.clamp(box)), width, height)
 
+    def crop(self, box: Box = geometry.WHOLE) -> np.ndarray:
+        """The full-resolution pixels of a box of the target, without copying. Raises as ``pixels``."""
+        left, top, right, bottom = self.pixels(box)
+        return self.picture[top:bottom, left:right]
+
     def to_root(self, box: Box) -> Box:
         """Convert a box of the target to a box of the whole picture or frame."""
         return geometry.compose(self.box, box)
@@ -109,11 +114,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Scene:
-    """The state of an episode that operations may read: media, views so far, and objects of earlier operations.
+    """What an operation may read of an episode.
 
-    ``media``: the question's own pictures (uint8 [H, W, 3], RGB, full resolution) and clips by id. ``objects``: records of
-    segmented objects and tracks by id, as stored in ``data["objects"]``. ``budget``, ``frame_budget`` and ``multiple``: the
-    size that views are fit to. ``kind``: the coordinate scale that the policy reads and writes.
+    ``media``: the question's own pictures (uint8 [H, W, 3], RGB, full resolution) and clips by id.
+    ``images``: views so far. ``objects``: records of earlier ``data["objects"]`` by id. ``budget``,
+    ``frame_budget``, ``multiple``: sizes that views are fit to. ``kind``: the policy's coordinate scale.
     """
 
     media: Mapping[str, np.ndarray | Clip]
@@ -156,6 +161,13 @@ class Scene:
         except BadInput as error:
             raise OperationError(error.message, code="bad_box") from None
 
+    def show(self, target: Target, box: Box, data: Mapping[str, Any]) -> View:
+        """A view of a box of the target on which the items of ``data`` are drawn (see ``draw.annotate``)."""
+        left, top, right, bottom = target.pixels(box)
+        height, width = target.picture.shape[:2]
+        region = (left / width, top / height, right / width, bottom / height)
+        return View(annotate(self.fit_crop(target.crop(box)), data, region), box)
+
     def fit_frame(self, frame: np.ndarray) -> np.ndarray:
         """Fit a frame (uint8 [H, W, 3]) to ``frame_budget``. Raises OperationError ``too_small``."""
         try:
@@ -168,9 +180,8 @@ class Scene:
 class View:
     """A picture that an operation shows: ``pixels`` uint8 [h, w, 3], fit to the budget.
 
-    ``box`` is the region of the target that it shows. With ``frame`` and its ``time`` in seconds it shows that frame of the
-    target's clip; ``box`` is then a region of the frame, or None for the whole frame. ``source``: the id of another picture that
-    it shows a region of, or MADE.
+    ``box``: the region of the target that it shows. With ``frame`` (and ``time`` in seconds) it shows that
+    frame of the clip; None is the whole frame. ``source``: the id of another picture that it shows, or MADE.
     """
 
     pixels: np.ndarray
@@ -182,9 +193,10 @@ class View:
 
 @dataclass(slots=True)
 class Result:
-    """The result of an operation: text for the policy, views, and plain data for rewards, evaluation and pages.
+    """Text for the policy (coordinates in ``scene.scale``), views, and plain data for rewards, evaluation and
+    pages.
 
-    Coordinates in ``text`` use ``scene.scale``; in ``data`` they are 0..1 of the whole picture or frame.
+    Coordinates in ``data`` are 0..1 of the whole picture or frame.
     """
 
     text: str = ""
@@ -193,10 +205,10 @@ class Result:
 
 
 class Operation:
-    """Base class of operations. Operations are pure: the same arguments and pixels give the same result, so logs can be replayed.
+    """Base class of operations: pure functions, so that logs can be replayed and results cached.
 
-    ``description`` is one paragraph for the policy. ``quick`` operations take a few milliseconds at most; concurrent calls of
-    them may be sent in one batch. Calls of operations that are not ``targeted`` name no image.
+    ``description`` is one paragraph for the policy. ``quick``: takes milliseconds, so concurrent calls may be
+    batched. Calls of operations that are not ``targeted`` name no image.
     """
 
     name: ClassVar[str]

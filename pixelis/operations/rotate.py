@@ -22,7 +22,7 @@ class RotateArguments(OperationArguments):
 
 
 class Rotate(Operation):
-    """A view's box says which region it shows, never how: places in further calls stay those of the picture as it is."""
+    """The view's box is the region as it is: places in further calls are not turned."""
 
     name = "rotate"
     description = (
@@ -40,8 +40,7 @@ class Rotate(Operation):
         a strip too thin to show.
         """
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = target.pixels(box)
-        region, angle = target.picture[top:bottom, left:right], arguments.angle % 360
+        region, angle = target.crop(box), arguments.angle % 360
         if angle % 90 == 0:
             turned = np.rot90(region, -int(angle // 90))
         else:

@@ -50,10 +50,9 @@ class Sam:
         import torch
 
         height, width = self.size(*picture.shape[:2])
-        resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
-        values = (np.asarray(resized, np.float32) / 255 - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        values = np.pad(values, ((0, self.side - height), (0, self.side - width), (0, 0)))
-        return torch.from_numpy(values.transpose(2, 0, 1)[None].copy())
+        bilinear = {"resample": Image.Resampling.BILINEAR}
+        values = checkpoints.normalised(picture, (height, width), bilinear, self.mean, self.std)
+        return torch.nn.functional.pad(values, (0, self.side - width, 0, self.side - height))
 
     def predict(self, picture: np.ndarray, corners: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
         """The mask of a point [1, 2] or of a box's corners [2, 2] (x, y in pixels): bool [H, W] and its predicted IoU."""

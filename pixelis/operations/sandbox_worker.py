@@ -1,8 +1,10 @@
-"""The process in which a policy's code runs: it loads what the code may use, locks itself, runs the code, and ends.
+"""The process in which a policy's code runs: it loads what the code may use, locks itself, runs the code, and
+ends.
 
-``python -s -P sandbox_worker.py PARENT_PID`` reads a line of JSON and an array of numpy from standard input and writes one byte
-when it is locked (or b"X" and the reason), then the result as JSON ``{"text", "error", "pictures"}``. It imports nothing of
-Pixelis. The lock is a seccomp filter: system calls that are not on the list below fail with EPERM, for good.
+``python -s -P sandbox_worker.py PARENT_PID`` reads a line of JSON and an array of numpy from standard input,
+writes ``R`` when it is locked (or ``X`` and the reason), then the result as JSON ``{"text", "error",
+"pictures"}``. It imports nothing of Pixelis. The lock is a seccomp filter, for good: system calls that are
+not on the list fail with EPERM.
 """
 
 from __future__ import annotations

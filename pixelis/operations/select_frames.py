@@ -92,8 +92,9 @@ def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) 
     rate = arguments.rate or 1.0
     steps = (end - start) * rate + 1e-6
     if steps >= limit:
-        # Rounded down to three digits, so that the suggested rate is within the limit.
-        highest = _round_down((limit - 1) / (end - start)) if end > start else 0.0
+        highest = (limit - 1) / (end - start) if end > start else 0.0
+        digits = 2 - math.floor(math.log10(highest)) if highest > 0 else 0
+        highest = math.floor(highest * 10**digits) / 10**digits  # rounded down, so that it is within the limit
         count = "more than 10000" if steps > 1e4 else str(math.floor(steps) + 1)
         advice = f"use rate {highest:g} or less, or a shorter range" if highest > 0 else "use times"
         raise OperationError(f"{count} frames requested, the limit is {limit}: {advice}", code="limit")
@@ -111,8 +112,3 @@ def _check_time(time: float, clip: Clip) -> None:
         raise OperationError(
             f"time {time:g} s is outside the clip, which runs from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range"
         )
-
-
-def _round_down(value: float) -> float:
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return math.floor(value * 10**digits) / 10**digits

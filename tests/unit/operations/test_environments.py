@@ -23,7 +23,7 @@ from pixelis.operations.environment import Environment, select_environments
 from pixelis.records import Action, Demonstration, Group, Question, StopReason
 from pixelis.rewards.terms import score_group
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WALK = f"{ROOT}/docs/examples/grid_walk.py:GridWalk"
 QUESTION = Question(id="q", question="Walk.", environment="grid_walk", scorer="exact")
 
