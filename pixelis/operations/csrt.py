@@ -190,13 +190,12 @@ class _Follower:
 
 def create_tracker() -> Any:
     """A new CSRT tracker of OpenCV. Raises MissingDependency when OpenCV comes without it."""
-    create = getattr(cv2, "TrackerCSRT_create", None) or getattr(getattr(cv2, "TrackerCSRT", None), "create", None)
-    if create is None:
+    if not hasattr(cv2, "TrackerCSRT"):  # another wheel of OpenCV took the place of ours
         raise MissingDependency(
             "track_object needs OpenCV with its contributed trackers",
             fix="pip install --force-reinstall --no-deps opencv-contrib-python-headless",
         )
-    return create()
+    return cv2.TrackerCSRT.create()
 
 
 class _Appearance:
@@ -278,7 +277,8 @@ class _Appearance:
         return max(scores), pattern, colours
 
     def _patch(self, picture: np.ndarray, box: PixelBox) -> np.ndarray:
-        """The box scaled to float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT on each side."""
+        """The box scaled to float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT on each
+        side."""
         x0, y0, x1, y1 = box
         height, width = picture.shape[:2]
         more_x, more_y = (x1 - x0) * 0.2 + 1, (y1 - y0) * 0.2 + 1

@@ -92,7 +92,8 @@ def annotate(
 
 
 def caption(picture: np.ndarray, text: str) -> np.ndarray:
-    """Draw a short text, such as a frame number, in the lower left corner of a copy of a picture (uint8 [h, w, 3])."""
+    """Draw a short text, such as a frame number, in the lower left corner of a copy of a picture (uint8 [h,
+    w, 3])."""
     canvas = np.array(picture, dtype=np.uint8, order="C")
     pen = _Pen(canvas, WHOLE)
     patch = pen.patch(text, (235, 235, 235))
@@ -102,7 +103,8 @@ def caption(picture: np.ndarray, text: str) -> np.ndarray:
 
 
 def contact_sheet(pictures: Sequence[np.ndarray], columns: int = 4, width: int = 1600) -> np.ndarray:
-    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, at most ``width``, 3]."""
+    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, at most
+    ``width``, 3]."""
     gap = 6
     columns = max(1, min(columns, len(pictures)))
     cell = min((width - gap * (columns + 1)) // columns, max(p.shape[1] for p in pictures))
@@ -175,7 +177,8 @@ def _draw_track(pen: _Pen, track: Mapping[str, Any], colour: Colour, frame: int 
 
 
 class _Pen:
-    """Draws on a canvas in place. Coordinates are 0..1 of the whole picture, of which the canvas shows a region."""
+    """Draws on a canvas in place. Coordinates are 0..1 of the whole picture, of which the canvas shows a
+    region."""
 
     def __init__(self, canvas: np.ndarray, region: Box):
         self.canvas = canvas
@@ -234,7 +237,8 @@ class _Pen:
         cv2.circle(self.canvas, start, 2 * self.line + 1, colour, -1, cv2.LINE_AA)
 
     def tint(self, code: Any, colour: Colour) -> tuple[np.ndarray, int, int] | None:
-        """Tint a mask of the whole picture; returns its part on the canvas as (uint8 [h, w], left, top), or None."""
+        """Tint a mask of the whole picture; returns its part on the canvas as (uint8 [h, w], left, top), or
+        None."""
         if code is None:
             return None
         try:
@@ -297,7 +301,8 @@ class _Pen:
             self.paste(patch, left, top)
 
     def patch(self, text: str, colour: Colour) -> np.ndarray | None:
-        """A label, uint8 [h, w, 3]: black letters on the colour, truncated to the canvas; None when the canvas is too small."""
+        """A label, uint8 [h, w, 3]: black letters on the colour, truncated to the canvas; None when the
+        canvas is too small."""
         text = " ".join(text.split())
         text = text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
         while (patch := _patch(text, self.font, colour)).shape[1] > self.width and len(text) > 3:

@@ -74,7 +74,8 @@ class Environment:
 
 
 def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
-    """The environments of these references (``package.module:Class`` or ``path.py:Class``) by their names. Raises BadConfig."""
+    """The environments of these references (``package.module:Class`` or ``path.py:Class``) by their names.
+    Raises BadConfig."""
     key, selected = "toolbox.environments", dict[str, type[Environment]]()
     for reference in names:
         kind = load_reference(reference, key)
@@ -91,7 +92,8 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
 
 
 def environment_of(question: Question, environments: Mapping[str, type[Environment]]) -> type[Environment] | None:
-    """The environment of a question, None for a question without one. Raises BadInput ``unknown_environment``."""
+    """The environment of a question, None for a question without one. Raises BadInput
+    ``unknown_environment``."""
     if question.environment is None:
         return None
     if question.environment not in environments:

@@ -65,10 +65,12 @@ class Find(Operation):
 
     @classmethod
     def run(cls, arguments: FindArguments, target: Target, scene: Scene) -> Result:
-        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too low.
+        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too
+        low.
 
-        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError ``out_of_range``,
-        ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable checkpoint.
+        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError
+        ``out_of_range``, ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable
+        checkpoint.
         """
         detector = _detector(scene.settings)
         box = clamp(arguments.box or WHOLE)
@@ -129,7 +131,8 @@ class Detector:
         self.threshold = THRESHOLDS[self.kind]
 
     def detect(self, picture: np.ndarray, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8 [h, w, 3]."""
+        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8
+        [h, w, 3]."""
         import torch
 
         device = next(self.model.parameters()).device

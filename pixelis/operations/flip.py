@@ -14,7 +14,8 @@ SWAPS = {"horizontal": "left and right", "vertical": "top and bottom"}
 
 
 class FlipArguments(OperationArguments):
-    """``direction``: ``horizontal`` swaps left and right, ``vertical`` top and bottom. ``box``: 0..1 of the target; None: all."""
+    """``direction``: ``horizontal`` swaps left and right, ``vertical`` top and bottom. ``box``: 0..1 of the
+    target; None: all."""
 
     direction: Literal["horizontal", "vertical"] = Field(
         description="horizontal swaps left and right, vertical swaps top and bottom"
@@ -35,7 +36,8 @@ class Flip(Operation):
 
     @classmethod
     def run(cls, arguments: FlipArguments, target: Target, scene: Scene) -> Result:
-        """One mirrored view. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip too thin to show."""
+        """One mirrored view. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip
+        too thin to show."""
         box = clamp(arguments.box or WHOLE)
         view = scene.fit_crop(np.flip(target.crop(box), 1 if arguments.direction == "horizontal" else 0).copy())
         text = f"flipped, {SWAPS[arguments.direction]} swapped; places are of {target.id} as it was, not flipped"

@@ -1,7 +1,7 @@
 """Boxes: validation, clamping, and mapping from a view back to the full-resolution picture.
 
-A box is x0, y0, x1, y1 in 0..1 of one view. A view stores its parent and its box in the parent, so a chain of crops composes to
-a box of the question's own picture.
+A box is x0, y0, x1, y1 in 0..1 of one view. A view stores its parent and its box in the parent, so a chain of
+crops composes to a box of the question's own picture.
 """
 
 from __future__ import annotations
@@ -108,9 +108,11 @@ def to_root(links: Sequence[ImageView], box: Box = WHOLE) -> Box:
 
 
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the nearest.
+    """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the
+    nearest.
 
-    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels, also one that `compose` has rounded to nothing.
+    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels, also one that `compose` has
+    rounded to nothing.
     """
     is_empty = box[0] == box[2] or box[1] == box[3]
     x0, y0, x1, y1 = clamp(box) if not is_empty else (0.0,) * 4

@@ -1,4 +1,5 @@
-"""GET_PROPERTIES: measure colour, texture, shape, size, position and appearance of an object, a region or a picture."""
+"""GET_PROPERTIES: measure colour, texture, shape, size, position and appearance of an object, a region or a
+picture."""
 
 from __future__ import annotations
 
@@ -238,7 +239,8 @@ def size(selection: Selection) -> Values:
 
 
 def position(selection: Selection) -> Values:
-    """Position in the whole picture or frame; distances from the centre are in half diagonals (1 is a corner)."""
+    """Position in the whole picture or frame; distances from the centre are in half diagonals (1 is a
+    corner)."""
     x, y = _centroid(selection)
     height, width = selection.mask.height, selection.mask.width
     left, top, right, bottom = selection.mask.edges
@@ -258,7 +260,8 @@ def position(selection: Selection) -> Values:
 
 
 def appearance(selection: Selection) -> Values:
-    """Sharpness: variance of the Laplacian. Contrast: standard deviation of the luma. Focus: 1 - blur (Crete et al., 2007)."""
+    """Sharpness: variance of the Laplacian. Contrast: standard deviation of the luma. Focus: 1 - blur (Crete
+    et al., 2007)."""
     from skimage.measure import blur_effect
 
     grey = selection.grey

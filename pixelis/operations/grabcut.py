@@ -103,7 +103,8 @@ def proposals(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndar
 
 
 def refine(small: np.ndarray, probabilities: np.ndarray, allowed: np.ndarray, seed: int) -> np.ndarray:
-    """GrabCut that starts from a map of probabilities (float32 [h, w]) and stays within ``allowed`` (bool [h, w])."""
+    """GrabCut that starts from a map of probabilities (float32 [h, w]) and stays within ``allowed`` (bool [h,
+    w])."""
     labels = np.where(probabilities > 0.5, cv2.GC_PR_FGD, cv2.GC_PR_BGD).astype(np.uint8)
     labels[probabilities > 0.9] = cv2.GC_FGD
     labels[(probabilities < 0.05) | ~allowed] = cv2.GC_BGD

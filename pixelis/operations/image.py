@@ -70,7 +70,8 @@ def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int, draf
 
 @contextlib.contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture before decoding, inside the caps. Whatever the decoder raises in the block becomes BadImage."""
+    """The picture before decoding, inside the caps. Whatever the decoder raises in the block becomes
+    BadImage."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our caps are stricter than Pillow's warning

@@ -28,7 +28,8 @@ Edges = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window with corner ``left``, ``top``."""
+    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window with corner ``left``,
+    ``top``."""
 
     inside: np.ndarray
     left: int

@@ -135,7 +135,8 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
 
 
 def find_lines(pixels: np.ndarray) -> list[Line]:
-    """Straight lines of a picture uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010, joined)."""
+    """Straight lines of a picture uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010,
+    joined)."""
     small = shrink(pixels, MAX_SIDE)
     detected = cv2.createLineSegmentDetector().detect(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY))[0]
     if detected is None:

@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from pixelis.errors import MissingDependency, OperationError
+from pixelis.errors import OperationError
 from pixelis.operations import grabcut
 from pixelis.operations.masks import Edges, Mask, Segment
 from pixelis.operations.pixel_budget import shrink
@@ -75,11 +75,9 @@ MIN_CONTRAST = 1.0
 
 @functools.cache
 def load() -> Any:
-    """The session of this process. Raises MissingDependency without onnxruntime."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingDependency("segment_object_at needs onnxruntime", fix="pip install onnxruntime") from None
+    """The session of this process."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(str(WEIGHTS), options, providers=["CPUExecutionProvider"])
@@ -88,7 +86,7 @@ def load() -> Any:
 def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, seed: int = 0) -> Segment:
     """Segment the object at a point or in a box (pixels of the picture) within ``region``.
 
-    Raises OperationError ``nothing_found``, MissingDependency.
+    Raises OperationError ``nothing_found``.
     """
     if box is not None:
         return _by_box(picture, box, seed)

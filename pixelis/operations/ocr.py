@@ -80,10 +80,8 @@ def engine() -> Engine:
 
 def model_files() -> dict[str, Path]:
     """Paths of the packaged models: rapidocr would download missing ones. Raises MissingDependency."""
-    spec = find_spec("rapidocr")
-    if spec is None or spec.origin is None or find_spec("onnxruntime") is None:
-        raise MissingDependency("read_text needs rapidocr and onnxruntime", fix="pip install rapidocr onnxruntime")
-    paths = {part: Path(spec.origin).parent / "models" / name for part, name in MODELS.items()}
+    package = Path(str(find_spec("rapidocr").origin)).parent  # type: ignore[union-attr]
+    paths = {part: package / "models" / name for part, name in MODELS.items()}
     for path in paths.values():
         if not path.is_file():
             raise MissingDependency(

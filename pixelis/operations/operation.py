@@ -79,14 +79,16 @@ class Target:
 
     @property
     def clip(self) -> Clip:
-        """The clip that the target is or belongs to. Raises OperationError ``not_a_video`` for a still picture."""
+        """The clip that the target is or belongs to. Raises OperationError ``not_a_video`` for a still
+        picture."""
         if not isinstance(self.media, Clip):
             raise OperationError(f"{self.id} is a still picture", code="not_a_video")
         return self.media
 
     @cached_property
     def picture(self) -> np.ndarray:
-        """The whole picture or frame: read-only uint8 [H, W, 3]. Raises OperationError ``not_a_picture`` for a clip."""
+        """The whole picture or frame: read-only uint8 [H, W, 3]. Raises OperationError ``not_a_picture`` for
+        a clip."""
         if not isinstance(self.media, Clip):
             return self.media
         if self.frame is None:
@@ -94,7 +96,8 @@ class Target:
         return self.media.frame(self.frame)
 
     def pixels(self, box: Box = geometry.WHOLE) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom in ``picture`` of a box of the target. Raises ``out_of_range`` or ``too_small``."""
+        """Left, top, right and bottom in ``picture`` of a box of the target. Raises ``out_of_range`` or
+        ``too_small``."""
         height, width = self.picture.shape[:2]
         return geometry.to_pixels(self.to_root(geometry.clamp(box)), width, height)
 
@@ -148,14 +151,16 @@ class Scene:
         return Target(name, root, self.media[root], first.frame, geometry.to_root(links))
 
     def object(self, name: str) -> dict[str, Any]:
-        """The record of an object or track from an earlier operation. Raises OperationError ``unknown_object``."""
+        """The record of an object or track from an earlier operation. Raises OperationError
+        ``unknown_object``."""
         if name not in self.objects:
             ids = ", ".join(list(self.objects)[-6:]) or "none yet, call segment_object_at first"
             raise OperationError(f"no object {name[:20]}; known: {ids}", code="unknown_object")
         return self.objects[name]
 
     def fit_crop(self, crop: np.ndarray) -> np.ndarray:
-        """Fit a crop (uint8 [H, W, 3]) to ``budget``. Raises OperationError ``bad_box`` for a strip too thin to show."""
+        """Fit a crop (uint8 [H, W, 3]) to ``budget``. Raises OperationError ``bad_box`` for a strip too thin
+        to show."""
         try:
             return fit(crop, self.budget, self.multiple)
         except BadInput as error:
@@ -167,6 +172,11 @@ class Scene:
         height, width = target.picture.shape[:2]
         region = (left / width, top / height, right / width, bottom / height)
         return View(annotate(self.fit_crop(target.crop(box)), data, region), box)
+
+    def show_frames(self, clip: Clip, numbers: Sequence[int]) -> list[View]:
+        """Views of whole frames. Raises OperationError ``too_small``."""
+        frames = zip(numbers, clip.frames(numbers), strict=True)
+        return [View(self.fit_frame(frame), None, number, float(clip.times[number])) for number, frame in frames]
 
     def fit_frame(self, frame: np.ndarray) -> np.ndarray:
         """Fit a frame (uint8 [H, W, 3]) to ``frame_budget``. Raises OperationError ``too_small``."""
@@ -219,7 +229,8 @@ class Operation:
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> OperationArguments:
-        """Validate canonical arguments. Raises OperationError ``bad_arguments`` (or ``bad_box``) for the first problem."""
+        """Validate canonical arguments. Raises OperationError ``bad_arguments`` (or ``bad_box``) for the
+        first problem."""
         try:
             return cls.Arguments.model_validate(dict(arguments))
         except ValidationError as error:
@@ -231,7 +242,8 @@ class Operation:
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Check the operation's requirements when a job starts. Raises MissingDependency, MissingFile or BadConfig."""
+        """Check the operation's requirements when a job starts. Raises MissingDependency, MissingFile or
+        BadConfig."""
 
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:

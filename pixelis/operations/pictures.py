@@ -96,7 +96,8 @@ def _annotated(clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], roo
 
 
 def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float]) -> Path:
-    """Write frames of one size (uint8 [h, w, 3]) as H.264 to ``path``.mp4, which every browser plays; returns the file.
+    """Write frames of one size (uint8 [h, w, 3]) as H.264 to ``path``.mp4, which every browser plays; returns
+    the file.
 
     ``times``: seconds, increasing.
     """

@@ -199,7 +199,8 @@ def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
 
 
 def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
-    """Indices of boxes [n, 4] in reading order; lines that span the columns separate the text above from the text below."""
+    """Indices of boxes [n, 4] in reading order; lines that span the columns separate the text above from the
+    text below."""
     gutter = _gutter(boxes[chosen])
     if gutter is None:
         return _rows(boxes, chosen)

@@ -36,8 +36,8 @@ class Rotate(Operation):
     def run(cls, arguments: RotateArguments, target: Target, scene: Scene) -> Result:
         """One turned view; nothing is cut off, corners that the turn uncovers are black.
 
-        Quarter turns are exact, other angles interpolate. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for
-        a strip too thin to show.
+        Quarter turns are exact, other angles interpolate. Raises OperationError ``out_of_range``,
+        ``too_small``, ``bad_box`` for a strip too thin to show.
         """
         box = clamp(arguments.box or WHOLE)
         region, angle = target.crop(box), arguments.angle % 360

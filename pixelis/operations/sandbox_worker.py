@@ -35,7 +35,8 @@ CALLS = (
     "getrandom", "gettid", "gettimeofday", "madvise", "mremap", "munmap", "nanosleep", "restart_syscall",
     "rseq", "rt_sigprocmask", "rt_sigreturn", "sched_yield", "time",
 )  # fmt: skip
-"""Allowed system calls: waiting and memory. Nothing here opens, reads, connects, starts, signals or inspects anything."""
+"""Allowed system calls: waiting and memory. Nothing here opens, reads, connects, starts, signals or inspects
+anything."""
 
 # seccomp.h, prctl.h
 KILL_PROCESS, REFUSE, ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
@@ -55,7 +56,8 @@ class _Comparison(ctypes.Structure):
 
 
 def lock() -> None:
-    """Install the filter for good, on every thread. Raises Unavailable without libseccomp or where the kernel refuses it."""
+    """Install the filter for good, on every thread. Raises Unavailable without libseccomp or where the kernel
+    refuses it."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
@@ -107,7 +109,8 @@ class Output(io.StringIO):
 
 
 def execute(code: str, image: Any, output: Output) -> tuple[str | None, list[Any]]:
-    """Run the code with ``image``, ``np`` and ``show``; returns an error, and the pictures shown (uint8 [h, w, 3])."""
+    """Run the code with ``image``, ``np`` and ``show``; returns an error, and the pictures shown (uint8 [h,
+    w, 3])."""
     import numpy as np
     from PIL import Image
 

@@ -123,7 +123,8 @@ class Scale:
         return x, y
 
     def write_argument(self, field: str, value: Any, target: str) -> list[Any]:
-        """Convert the coordinate argument ``field`` (a key of PLACES) to its value in calls. Raises as `write`."""
+        """Convert the coordinate argument ``field`` (a key of PLACES) to its value in calls. Raises as
+        `write`."""
         if not PLACES[field].many:
             return self.write(value, target)
         if not isinstance(value, list | tuple):
@@ -131,7 +132,8 @@ class Scale:
         return [self.write(item, target) for item in value]
 
     def write(self, place: Box | Point | Sequence[float], target: str) -> list[float]:
-        """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller than one step."""
+        """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller
+        than one step."""
         if not isinstance(place, list | tuple):
             raise OperationError("a place is a list of numbers", code="bad_box")
         if len(place) == 2:

@@ -16,7 +16,7 @@ from pixelis.errors import OperationError
 from pixelis.operations import checkpoints, shots
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.media import subsample
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.select_frames import Seconds
 from pixelis.operations.video import Clip
@@ -118,11 +118,7 @@ class SearchClip(Operation):
             text += ", then at " + ", ".join(f"{clip.times[number]:.2f}" for number, _ in moments[MAX_MOMENTS : 3 * MAX_MOMENTS])
         if seen < len(numbers):
             text += f"; {seen} of {len(numbers)} frames were compared first"
-        chosen = [number for number, _ in shown]
-        views = [
-            View(scene.fit_frame(frame), None, number, float(clip.times[number]))
-            for number, frame in zip(chosen, clip.frames(chosen), strict=True)
-        ]
+        views = scene.show_frames(clip, [number for number, _ in shown])
         records = [
             {"frame": n, "time": float(clip.times[n]), "score": round(value, 4)} for n, value in moments[: 3 * MAX_MOMENTS]
         ]
@@ -136,7 +132,8 @@ def _frames(clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], A
 
 
 def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
-    """The first frame of each new scene and how much of it is new, 0..1. Between samples a cut is found by halving."""
+    """The first frame of each new scene and how much of it is new, 0..1. Between samples a cut is found by
+    halving."""
     samples = subsample(numbers, MAX_SAMPLES)
     if len(samples) == len(numbers):
         frames = clip.frames(samples)
@@ -256,7 +253,8 @@ class Searcher:
         self.mean, self.std = clip if self.crops else ((0.5,) * 3, (0.5,) * 3)
 
     def by_words(self, text: str) -> Callable[[np.ndarray], float]:
-        """A function that scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of ``text``."""
+        """A function that scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of
+        ``text``."""
         import torch
 
         device = next(self.model.parameters()).device

@@ -25,7 +25,8 @@ UNSURE = 0.5
 
 
 class SegmentArguments(OperationArguments):
-    """``point``: a point on the object, or ``box``: a region around it, 0..1 of the target; exactly one of them."""
+    """``point``: a point on the object, or ``box``: a region around it, 0..1 of the target; exactly one of
+    them."""
 
     point: PointArgument | None = None
     box: BoxArgument | None = None
@@ -38,7 +39,8 @@ class SegmentArguments(OperationArguments):
 
 
 class SegmentObjectAt(Operation):
-    """Segments one object with the back-end of ``toolbox.segmenter``: a small network, GrabCut, or a SAM checkpoint."""
+    """Segments one object with the back-end of ``toolbox.segmenter``: a small network, GrabCut, or a SAM
+    checkpoint."""
 
     name = "segment_object_at"
     description = (
@@ -57,10 +59,11 @@ class SegmentObjectAt(Operation):
 
     @classmethod
     def run(cls, arguments: SegmentArguments, target: Target, scene: Scene) -> Result:
-        """Return one object: text, its record with the whole picture's mask in ``data["objects"]``, and an overlay.
+        """Return one object: text, its record with the whole picture's mask in ``data["objects"]``, and an
+        overlay.
 
-        A mask from a point stays within the target. Raises OperationError ``out_of_range``, ``too_small``, ``nothing_found``,
-        ``not_a_picture`` for a clip; MissingFile or BadConfig for an unusable checkpoint.
+        A mask from a point stays within the target. Raises OperationError ``out_of_range``, ``too_small``,
+        ``nothing_found``, ``not_a_picture`` for a clip; MissingFile or BadConfig for an unusable checkpoint.
         """
         picture, region, point, box = target.picture, target.pixels(), None, None
         if arguments.point is not None:
@@ -89,7 +92,8 @@ def segment(
     settings: ToolboxConfig,
     seed: int,
 ) -> Segment:
-    """Segment the object at a point or in a box (pixels of the picture) with the back-end of ``toolbox.segmenter``.
+    """Segment the object at a point or in a box (pixels of the picture) with the back-end of
+    ``toolbox.segmenter``.
 
     Raises OperationError ``nothing_found``; MissingFile or BadConfig for an unusable checkpoint.
     """
@@ -104,7 +108,8 @@ def segment(
 
 
 def describe(segment: Segment, target: Target) -> dict[str, Any]:
-    """The record of an object: plain values, boxes 0..1 of the whole picture or frame. Its id is a hash of media and mask."""
+    """The record of an object: plain values, boxes 0..1 of the whole picture or frame. Its id is a hash of
+    media and mask."""
     code = segment.mask.encode()
     key = f"{target.root}:{target.frame}:{code['size']}:{code['counts']}"
     return {
@@ -133,7 +138,8 @@ def _clip(box: Box) -> Box:
 
 
 def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> View:
-    """A view of the object with a margin of a quarter of its size, within the target; the mask tinted and outlined."""
+    """A view of the object with a margin of a quarter of its size, within the target; the mask tinted and
+    outlined."""
     picture = target.picture
     bounds = target.pixels()
     left, top, right, bottom = mask.edges

@@ -10,14 +10,15 @@ from pydantic import Field, model_validator
 from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
 from pixelis.operations.container import require_decord
-from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.video import Clip
 
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SelectFramesArguments(OperationArguments):
-    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end`` seconds."""
+    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end``
+    seconds."""
 
     frames: list[int] | None = None
     times: list[Seconds] | None = None
@@ -56,15 +57,13 @@ class SelectFrames(Operation):
     def run(cls, arguments: SelectFramesArguments, target: Target, scene: Scene) -> Result:
         """Return one view per frame, fit to the frame budget.
 
-        Raises OperationError ``not_a_video``, ``out_of_range`` with the valid range, ``limit`` for more than ``max_frames``.
+        Raises OperationError ``not_a_video``, ``out_of_range`` with the valid range, ``limit`` for more than
+        ``max_frames``.
         """
         clip = target.clip
         requested = _requested_frames(arguments, clip, scene.settings.max_frames)
         numbers = list(dict.fromkeys(requested))
-        images = [
-            View(scene.fit_frame(frame), None, number, float(clip.times[number]))
-            for number, frame in zip(numbers, clip.frames(numbers), strict=True)
-        ]
+        images = scene.show_frames(clip, numbers)
         listed = ", ".join(f"{image.frame} at {image.time:.2f} s" for image in images)
         count = "1 frame" if len(clip.times) == 1 else f"{len(clip.times)} frames"
         text = f"{target.root} has {count}, {clip.duration:.2f} s. Shown: {listed}."

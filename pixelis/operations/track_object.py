@@ -198,7 +198,8 @@ def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> d
 
 
 def _record(entry: dict[str, Any], clip: Clip, index: int) -> dict[str, Any]:
-    """The object in the frame where its track stopped, the first or the last, which later operations may name."""
+    """The object in the frame where its track stopped, the first or the last, which later operations may
+    name."""
     x0, y0, x1, y1 = entry["boxes"][index]
     record = {
         "id": entry["id"],
@@ -239,17 +240,15 @@ def _track_lines(entry: dict[str, Any], forward: bool, listed: int, clip: Clip, 
 def _views(entries: list[dict[str, Any]], clip: Clip, scene: Scene) -> list[View]:
     """Up to four frames spread over the tracks, with the boxes of all objects."""
     numbers = subsample(sorted({frame for entry in entries for frame in entry["frames"]}), 4)
-    views = []
-    for number, frame in zip(numbers, clip.frames(numbers), strict=True):
+    views = scene.show_frames(clip, numbers)
+    for view in views:
         boxes, tints = [], []
         for position, entry in enumerate(entries, 1):
-            if number not in entry["frames"]:
+            if view.frame not in entry["frames"]:
                 continue
-            i = entry["frames"].index(number)
+            i = entry["frames"].index(view.frame)
             boxes.append({"box": entry["boxes"][i], "label": str(position) if len(entries) > 1 else ""})
             if "masks" in entry and entry["masks"][i] is not None:
                 tints.append({"mask": entry["masks"][i]})
-        views.append(
-            View(annotate(scene.fit_frame(frame), {"boxes": boxes, "objects": tints}), None, number, float(clip.times[number]))
-        )
+        view.pixels = annotate(view.pixels, {"boxes": boxes, "objects": tints})
     return views

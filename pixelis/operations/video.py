@@ -33,7 +33,8 @@ MAX_CACHED_FRAMES, MAX_CACHED_BYTES = 100, 128_000_000
 """Limits of the process-wide cache of decoded frames."""
 
 SEEKABLE = {"mov", "matroska", "avi", "flv", "nut", "ivf"}
-"""Containers with an index: after a seek every packet has its correct time. Others are read from the start."""
+"""Containers with an index: after a seek every packet has its correct time. Others are read from the start.
+"""
 
 _PICTURES = "pictures"
 _HEAD_BYTES = 1000
@@ -112,7 +113,8 @@ class Clip:
         return (self._get(int(index)) for index in indices)
 
     def at(self, time: float) -> int:
-        """Number of the frame shown at ``time`` seconds; the first before the clip starts, the last after it ends."""
+        """Number of the frame shown at ``time`` seconds; the first before the clip starts, the last after it
+        ends."""
         return max(0, int(np.searchsorted(self.times, time + 1e-6, side="right")) - 1)
 
     def _get(self, number: int) -> np.ndarray:
@@ -137,13 +139,15 @@ class Clip:
 def open_clip(
     source: str | bytes | Path | Sequence[str], settings: ToolboxConfig, fps: float = 1.0, spans: Sequence[Span] | None = None
 ) -> Clip:
-    """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-sized pictures.
+    """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-
+    sized pictures.
 
-    ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of ``settings`` apply to the
-    whole clip and are checked before decoding. Raises BadImage with code video_scheme, video_not_found, video_empty,
-    video_too_many_bytes, video_too_many_pixels, video_too_many_frames, video_too_long, video_no_picture, video_frames_differ,
-    video_span, video_backend or video_undecodable, and image_* for the pictures of a list. Any path is opened: a gateway must
-    let only ``data:`` URLs through.
+    ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of
+    ``settings`` apply to the whole clip and are checked before decoding. Raises BadImage with code
+    video_scheme, video_not_found, video_empty, video_too_many_bytes, video_too_many_pixels,
+    video_too_many_frames, video_too_long, video_no_picture, video_frames_differ, video_span, video_backend or
+    video_undecodable, and image_* for the pictures of a list. Any path is opened: a gateway must let only
+    ``data:`` URLs through.
     """
     if isinstance(source, (bytes, str, Path)):
         data = _read(source, settings.max_video_bytes)
@@ -287,7 +291,8 @@ Numbered = tuple[list[float], tuple[int, ...], np.ndarray]
 
 
 def _by_packets(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> Numbered | None:
-    """Times, keys and the first picture, assuming one frame per packet; None when either end of the clip contradicts this."""
+    """Times, keys and the first picture, assuming one frame per packet; None when either end of the clip
+    contradicts this."""
     times = sorted(time for time in packets.times if time is not None)
     keys = tuple(int(np.searchsorted(times, time)) for time in sorted(time for time in packets.keys if time is not None))
     if not keys or keys[0] != 0:
@@ -352,7 +357,8 @@ def _distinct(times: list[float]) -> list[float]:
 
 
 class _Reader:
-    """Decodes frames of a clip by number. Decoding continues from the current position where that is shorter than a seek."""
+    """Decodes frames of a clip by number. Decoding continues from the current position where that is shorter
+    than a seek."""
 
     def __init__(
         self, data: np.ndarray, times: Sequence[float] | np.ndarray, keys: tuple[int, ...], max_pixels: int, size: Any = None

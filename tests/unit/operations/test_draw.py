@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.operations import masks
-from pixelis.operations.draw import COLOURS, annotate, caption, contact_sheet
+from pixelis.operations.draw import COLOURS, annotate, contact_sheet
 from pixelis.operations.pixel_budget import shrink
 
 
@@ -117,13 +116,6 @@ anything = st.recursive(
 @given(st.dictionaries(st.sampled_from(["objects", "boxes", "lines", "tracks"]), anything, max_size=4))
 def test_odd_data_draws_nothing_or_something_but_never_fails(data):
     assert annotate(ground(40, 50), data).shape == (40, 50, 3)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 400), (400, 3), (12, 12)])
-def test_tiny_pictures(size):
-    data = {"objects": [thing(disc())], "lines": [{"text": "long text " * 20, "box": [0.1, 0.1, 0.9, 0.9]}]}
-    assert annotate(ground(*size), data).shape == (*size, 3)
-    assert caption(ground(*size), "frame 12").shape == (*size, 3)
 
 
 def test_a_contact_sheet_holds_every_picture():

@@ -353,14 +353,3 @@ def test_any_mask_of_any_plain_picture_is_measured(mask: np.ndarray, level: int)
         assert v["size.area_pixels"] == mask.sum()
         numbers = [n for n in v.values() if isinstance(n, float)]
         assert all(math.isfinite(n) for n in numbers)
-
-
-def test_small_and_thin_pictures():
-    assert call(np.zeros((1, 1, 3), np.uint8))[0].code == "too_small"
-    assert call(np.zeros((1, 1, 3), np.uint8), mask={"size": [1, 1], "counts": [0, 1]})[0].status == "ok"
-    for shape in ((4, 4), (4, 700), (700, 4)):
-        picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
-        assert call(picture, groups=list(GROUPS))[0].status == "ok"
-    thin = np.zeros((3000, 50), bool)
-    thin[:, 20] = True
-    assert values(thin)["shape.rotated_length"] == close(3000)

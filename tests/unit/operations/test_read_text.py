@@ -242,12 +242,6 @@ def test_a_grid_of_numbers_beside_running_text_is_read_after_it():
     assert order(lines_at(*grid, *prose)) == "t0 t1 t2 t3 t4 t5 t6 t7 " + numbers
 
 
-def test_a_list_with_long_entries_and_prices_is_read_row_by_row():
-    entries = [(f"e{i}", 0, 20 * i, 300, 15 + 20 * i) for i in range(8)]
-    prices = [(f"p{i}", 340, 20 * i + 1, 380, 16 + 20 * i) for i in (0, 2, 5, 7)]
-    assert order(lines_at(*prices, *entries)) == "e0 p0 e1 e2 p2 e3 e4 e5 p5 e6 e7 p7"
-
-
 def test_a_short_line_read_with_high_confidence_is_marked_not_dropped(monkeypatch):
     engine = ocr.engine()
     quad = np.array([[0, 0], [20, 0], [20, 10], [0, 10]], np.float32)

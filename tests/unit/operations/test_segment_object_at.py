@@ -151,16 +151,6 @@ def test_the_network_finds_objects_of_photos_by_point_and_by_box():
         assert np.mean(overlaps) > least
 
 
-def test_the_mirrored_look_is_that_of_the_mirror_image():
-    picture = np.ascontiguousarray(skimage.data.coffee()[:, :400])
-    mirror = np.ascontiguousarray(picture[:, ::-1])
-    whole = (0, 0, 400, 400)
-    masks, scores = mobilenet.candidates(picture, whole, (150.0, 120.0), None, mirrored=True)
-    same, equal = mobilenet.candidates(mirror, whole, (250.0, 120.0), None)
-    np.testing.assert_allclose(masks, same[..., ::-1], atol=1e-4)
-    np.testing.assert_allclose(scores, equal, atol=1e-4)
-
-
 def test_a_box_in_which_the_network_sees_nothing_has_a_low_score(monkeypatch):
     picture = np.full((200, 300, 3), (30, 60, 90), np.uint8)
     picture[60:140, 100:200] = (220, 180, 40)

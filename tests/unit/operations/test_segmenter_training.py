@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import cv2
@@ -79,20 +78,6 @@ def test_a_wrong_box_holds_no_object_or_cuts_one():
             empty += 1
     assert empty > 10
     assert cuts > 10
-
-
-def test_polygons_of_instances_are_masks_and_crowds_are_left_out(tmp_path: Path):
-    Image.fromarray(np.full((100, 200, 3), 90, np.uint8)).save(tmp_path / "a.jpg")
-    square = [[20.0, 20.0, 60.0, 20.0, 60.0, 60.0, 20.0, 60.0], [100.0, 20.0, 140.0, 20.0, 140.0, 60.0, 100.0, 60.0]]
-    crowd = {"image_id": 7, "iscrowd": 1, "segmentation": {"counts": [], "size": [100, 200]}}
-    notes = {
-        "images": [{"id": 7, "file_name": "a.jpg", "width": 200, "height": 100}],
-        "annotations": [{"image_id": 7, "iscrowd": 0, "segmentation": square}, crowd],
-    }
-    (tmp_path / "notes.json").write_text(json.dumps(notes))
-    (view,) = data.coco_instances(tmp_path, tmp_path / "notes.json")
-    (mask,) = view.masks
-    assert mask.sum() == pytest.approx(2 * 40 * 40, rel=0.06)
 
 
 def test_the_packaged_network_is_loaded_for_further_training():

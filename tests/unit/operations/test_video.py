@@ -320,13 +320,6 @@ def test_an_animated_gif_is_a_clip():
     assert clip.times == pytest.approx(np.arange(9) * 0.07)
 
 
-@pytest.mark.parametrize(
-    "source", ["http://127.0.0.1/a.mp4", "file:///etc/hostname", "concat:/etc/hostname", "rtsp://x/y", "c:/a"]
-)
-def test_no_urls(source):
-    assert _code(source) == "video_scheme"
-
-
 def test_containers_that_name_other_files_are_refused(tmp_path):
     (tmp_path / "real.mp4").write_bytes(encode(footage()))
     (tmp_path / "part.ts").write_bytes(encode(footage(), "mpegts"))
