@@ -16,7 +16,6 @@ from skimage.segmentation import watershed
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.operations import Scene, execute, grabcut, masks, mobilenet, sam
-from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
@@ -407,14 +406,3 @@ def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
             assert properties.status == "ok", properties.text
             assert name in properties.text
     assert properties.data["properties"]["size"]["bbox_width"]["value"] > 4
-
-
-def test_a_box_around_what_has_the_colours_of_its_surroundings():
-    """A bottle among others on a shelf: nothing would be left of it without its middle being held to be the object."""
-    picture = load_image(Path(skimage.data.__file__).parent / "motorcycle_left.png", 10**9, 10**9)
-    height, width = picture.shape[:2]
-    observation, _ = call(picture, box=[402 / width, 52 / height, 420 / width, 92 / height])
-    assert observation.status == "ok"
-    x0, y0, x1, y1 = observation.data["objects"][0]["box"]
-    assert (x1 - x0) * width > 10
-    assert (y1 - y0) * height > 20

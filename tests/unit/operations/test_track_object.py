@@ -186,14 +186,6 @@ def test_backward_equals_forward_on_the_reversed_clip():
     assert (onward["frames"], onward["status"]) == (list(range(4, 11)), "completed")
 
 
-def test_cuts_have_the_same_numbers_backward():
-    clip = open_clip(encode(panned("chelsea", 5) + panned("coffee", 8), options={"crf": "20"}), SETTINGS)
-    result = run(scene(clip), box=[0.3, 0.3, 0.65, 0.7], start=12, end=0)
-    track = result.data["tracks"][0]
-    assert (track["status"], track["frames"], track["cuts"]) == ("lost", list(range(5, 13)), [5])
-    assert "not seen before frame 5" in result.text
-
-
 @functools.cache
 def crossing() -> tuple[Clip, list, list]:
     """A cat passes before a face."""
