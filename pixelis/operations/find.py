@@ -14,10 +14,10 @@ from pydantic import Field, StringConstraints
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingFile
 from pixelis.operations import checkpoints
-from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.masks import Edges
+from pixelis.operations.geometry import WHOLE, clamp, compose
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
+from pixelis.records import Box
 
 KINDS = {
     "owlvit": "OwlViTForObjectDetection",
@@ -74,19 +74,21 @@ class Find(Operation):
         """
         detector = _detector(scene.settings)
         box = clamp(arguments.box or WHOLE)
-        edges = target.pixels(box)
         boxes, scores = detector.detect(target.crop(box), arguments.text)
         sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
         kept = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), detector.threshold, OVERLAP), int).ravel()
         chosen = sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
-        records = [_record(boxes[i], float(scores[i]), arguments.text, edges, target, detector.kind) for i in chosen]
+        region = target.snap(box)
+        records = [
+            _record(compose(region, boxes[i].tolist()), float(scores[i]), arguments.text, target, detector.kind) for i in chosen
+        ]
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
             text = f"no {arguments.text} found; the best score {best} is below {detector.threshold:g}"
             return Result(text, data={"objects": []})
         lines = [f"{len(records)} found: {arguments.text}"]
         for record in records:
-            place = scene.scale.around([min(max(v, 0.0), 1.0) for v in target.from_root(tuple(record["box"]))], target.id)
+            place = scene.place(record["box"], target)
             lines.append(f"{record['id']}: box {place} of {target.id}, score {record['score']:.2f}")
         return Result("\n".join(lines), [scene.show(target, box, {"objects": records})], {"objects": records})
 
@@ -97,17 +99,8 @@ def _detector(settings: ToolboxConfig) -> Detector:
     return load(settings.detector)
 
 
-def _record(place: np.ndarray, score: float, text: str, edges: Edges, target: Target, kind: str) -> dict[str, Any]:
+def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dict[str, Any]:
     """An object as other operations read it; it has a box and no mask."""
-    height, width = target.picture.shape[:2]
-    left, top, right, bottom = edges
-    x0, y0, x1, y1 = place.tolist()
-    box = (
-        (left + x0 * (right - left)) / width,
-        (top + y0 * (bottom - top)) / height,
-        (left + x1 * (right - left)) / width,
-        (top + y1 * (bottom - top)) / height,
-    )
     numbers = [round(v, 6) for v in box]
     key = json.dumps([target.root, target.frame, text, numbers])
     return {

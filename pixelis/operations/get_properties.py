@@ -31,7 +31,8 @@ SAMPLE = 40_000
 CATEGORIES = ((0.01, "tiny"), (0.05, "small"), (0.2, "medium"), (0.5, "large"), (math.inf, "very_large"))
 GREY_LEVELS = 32
 
-Values = dict[str, dict[str, Any]]
+Values = dict[str, tuple[Any, str] | tuple[Any, str, int]]
+"""Value, unit, and for a float its number of digits, by default 3."""
 
 
 class PropertiesArguments(OperationArguments):
@@ -111,7 +112,13 @@ class GetProperties(Operation):
         """
         target, selection, title = _select(arguments, target, scene)
         groups = arguments.groups or [g for g in GROUPS if g != "shape" or selection.outlined]
-        measured = {group: MEASURES[group](selection) for group in GROUPS if group in groups}
+        measured: dict[Group, dict[str, dict[str, Any]]] = {}
+        for group in (g for g in GROUPS if g in groups):
+            measured[group] = {}
+            for name, (value, unit, *digits) in MEASURES[group](selection).items():
+                if isinstance(value, (float, np.floating)):
+                    value = round(float(value), *(digits or [3]))
+                measured[group][name] = {"value": value, "unit": unit}
         lines = [title]
         for group, values in measured.items():
             v = {name: entry["value"] for name, entry in values.items()}
@@ -158,10 +165,6 @@ def _boxed(target: Target, edges: masks.Edges) -> Selection:
     return Selection(target.picture, mask, False)
 
 
-def _value(value: Any, unit: str, digits: int = 3) -> dict[str, Any]:
-    return {"value": round(float(value), digits) if isinstance(value, (float, np.floating)) else value, "unit": unit}
-
-
 def color(selection: Selection) -> Values:
     """Exact mean, variance and histogram of all pixels; dominant colour of a sample; HSV of the scaled copy."""
     mean, deviation = cv2.meanStdDev(selection.pixels, mask=selection.inside)
@@ -176,16 +179,16 @@ def color(selection: Selection) -> Values:
         cv2.calcHist([selection.pixels], [c], selection.inside, [8], [0, 256]).ravel() / selection.mask.area for c in range(3)
     ]
     return {
-        "name": _value(name, "name"),
-        "near": _value(colours.between(np.array(rgb)), "name"),
-        "dominant": _value(rgb, "RGB 0..255"),
-        "dominant_share": _value(share, "ratio"),
-        "mean": _value([round(v, 3) for v in mean.ravel().tolist()], "RGB 0..255"),
-        "variance": _value([round(v * v, 3) for v in deviation.ravel().tolist()], "(0..255)^2"),
-        "brightness": _value(hsv[:, 2].mean(), "0..1"),
-        "saturation": _value(hsv[:, 1].mean(), "0..1"),
-        "hue": _value(hue, "deg", 1),
-        "histogram": _value([[round(v, 5) for v in c.tolist()] for c in counts], "ratio, 8 bins of R, G, B"),
+        "name": (name, "name"),
+        "near": (colours.between(np.array(rgb)), "name"),
+        "dominant": (rgb, "RGB 0..255"),
+        "dominant_share": (share, "ratio"),
+        "mean": ([round(v, 3) for v in mean.ravel().tolist()], "RGB 0..255"),
+        "variance": ([round(v * v, 3) for v in deviation.ravel().tolist()], "(0..255)^2"),
+        "brightness": (hsv[:, 2].mean(), "0..1"),
+        "saturation": (hsv[:, 1].mean(), "0..1"),
+        "hue": (hue, "deg", 1),
+        "histogram": ([[round(v, 5) for v in c.tolist()] for c in counts], "ratio, 8 bins of R, G, B"),
     }
 
 
@@ -204,13 +207,13 @@ def texture(selection: Selection) -> Values:
     edges = cv2.Canny(grey, 60, 140) > 0
     patterns = local_binary_pattern(grey, 8, 1, "uniform")[core]
     return {
-        "contrast": _value(statistics["contrast"], "squared levels of 32"),
-        "homogeneity": _value(statistics["homogeneity"], "0..1"),
-        "energy": _value(statistics["energy"], "0..1"),
-        "correlation": _value(statistics["correlation"], "-1..1"),
-        "entropy": _value(max(0.0, -float((shares * np.log2(shares)).sum())), "bits"),
-        "edge_density": _value(float(edges[core].mean()), "ratio"),
-        "uniform_patterns": _value(float((patterns <= 8).mean()), "ratio"),
+        "contrast": (statistics["contrast"], "squared levels of 32"),
+        "homogeneity": (statistics["homogeneity"], "0..1"),
+        "energy": (statistics["energy"], "0..1"),
+        "correlation": (statistics["correlation"], "-1..1"),
+        "entropy": (max(0.0, -float((shares * np.log2(shares)).sum())), "bits"),
+        "edge_density": (float(edges[core].mean()), "ratio"),
+        "uniform_patterns": (float((patterns <= 8).mean()), "ratio"),
     }
 
 
@@ -219,8 +222,8 @@ def shape(selection: Selection) -> Values:
     measures = shapes.measure(selection.mask.inside)
     unit = dict.fromkeys(("perimeter", "rotated_length", "rotated_width"), "px") | {"orientation": "deg"}
     unit |= {"corners": "count", "holes": "count"}
-    values = {name: _value(value, unit.get(name, "ratio"), 4) for name, value in measures.items()}
-    return {"centroid": _value(_centroid(selection), "0..1"), **values}
+    values = {name: (value, unit.get(name, "ratio"), 4) for name, value in measures.items()}
+    return {"centroid": (_centroid(selection), "0..1"), **values}
 
 
 def size(selection: Selection) -> Values:
@@ -228,13 +231,13 @@ def size(selection: Selection) -> Values:
     area, (height, width) = selection.mask.area, selection.mask.inside.shape
     share = area / (selection.mask.height * selection.mask.width)
     return {
-        "area_pixels": _value(area, "px^2"),
-        "relative_size": _value(share, "ratio", 6),
-        "bbox_width": _value(width, "px"),
-        "bbox_height": _value(height, "px"),
-        "diagonal": _value(math.hypot(width, height), "px"),
-        "equivalent_diameter": _value(math.sqrt(4 * area / math.pi), "px"),
-        "category": _value(next(name for bound, name in CATEGORIES if share < bound), "name"),
+        "area_pixels": (area, "px^2"),
+        "relative_size": (share, "ratio", 6),
+        "bbox_width": (width, "px"),
+        "bbox_height": (height, "px"),
+        "diagonal": (math.hypot(width, height), "px"),
+        "equivalent_diameter": (math.sqrt(4 * area / math.pi), "px"),
+        "category": (next(name for bound, name in CATEGORIES if share < bound), "name"),
     }
 
 
@@ -248,14 +251,14 @@ def position(selection: Selection) -> Values:
     gaps = {"left": left, "top": top, "right": width - right, "bottom": height - bottom}
     nearest = min(gaps, key=lambda side: gaps[side])
     return {
-        "centroid": _value([round(x * width, 2), round(y * height, 2)], "px"),
-        "normalised": _value([x, y], "0..1"),
-        "quadrant": _value(f"{'upper' if y < 0.5 else 'lower'} {'left' if x < 0.5 else 'right'}", "name"),
-        "distance_from_center": _value(distance, "half diagonals", 4),
-        "is_centered": _value(distance < 0.1, "bool"),
-        "nearest_edge": _value(nearest, "name"),
-        "edge_distance": _value(gaps[nearest], "px"),
-        "touches_edge": _value([side for side, gap in gaps.items() if gap == 0], "names"),
+        "centroid": ([round(x * width, 2), round(y * height, 2)], "px"),
+        "normalised": ([x, y], "0..1"),
+        "quadrant": (f"{'upper' if y < 0.5 else 'lower'} {'left' if x < 0.5 else 'right'}", "name"),
+        "distance_from_center": (distance, "half diagonals", 4),
+        "is_centered": (distance < 0.1, "bool"),
+        "nearest_edge": (nearest, "name"),
+        "edge_distance": (gaps[nearest], "px"),
+        "touches_edge": ([side for side, gap in gaps.items() if gap == 0], "names"),
     }
 
 
@@ -270,9 +273,9 @@ def appearance(selection: Selection) -> Values:
     # Blur is measured as the loss of detail by blurring again: it needs some detail and some room.
     focus = 1 - float(blur_effect(grey, h_size=5)) if min(grey.shape) >= 12 and grey.std() > 1 else None
     return {
-        "sharpness": _value(float(laplacian.var()), "(0..255)^2", 1),
-        "contrast": _value(spread / 255, "0..0.5"),
-        "focus": _value(focus if focus is None or math.isfinite(focus) else None, "0..1"),
+        "sharpness": (float(laplacian.var()), "(0..255)^2", 1),
+        "contrast": (spread / 255, "0..0.5"),
+        "focus": (focus if focus is None or math.isfinite(focus) else None, "0..1"),
     }
 
 
@@ -301,8 +304,8 @@ def _place(centre: tuple[float, float], selection: Selection, target: Target, sc
     if not (0 <= x <= 1 and 0 <= y <= 1):
         return f"outside {target.id}; "
     try:
-        box = scene.scale.around([min(max(n, 0.0), 1.0) for n in target.from_root(selection.mask.box)], target.id)
-        return f"center {scene.scale.write((x, y), target.id)}, box {box} of {target.id}; "
+        center, box = scene.scale.write((x, y), target.id), scene.place(selection.mask.box, target)
+        return f"center {center}, box {box} of {target.id}; "
     except OperationError:  # the scale has no numbers for a view that was never shown
         return ""
 

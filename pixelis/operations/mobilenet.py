@@ -34,24 +34,9 @@ WORTHWHILE = 0.75
 THUMB = 64
 """Side of the copies on which masks are compared."""
 WEIGHTS_OF_CHOICE = (
-    0.237,
-    0.542,
-    -0.076,
-    0.196,
-    -0.113,
-    0.087,
-    -0.182,
-    -0.055,
-    -0.01,
-    -0.277,
-    -0.998,
-    -0.1,
-    0.081,
-    0.706,
-    0.159,
-    0.657,
-    0.127,
-)
+    0.237, 0.542, -0.076, 0.196, -0.113, 0.087, -0.182, -0.055, -0.01,
+    -0.277, -0.998, -0.1, 0.081, 0.706, 0.159, 0.657, 0.127,
+)  # fmt: skip
 """Weights of the features of ``describe``: ridge regression to the IoU of 339 objects
 (``scripts/fit_segmenter.py``)."""
 TEMPERATURE = 0.08

@@ -106,6 +106,12 @@ class Target:
         left, top, right, bottom = self.pixels(box)
         return self.picture[top:bottom, left:right]
 
+    def snap(self, box: Box = geometry.WHOLE) -> Box:
+        """A box of the target at its pixel edges, 0..1 of the whole picture or frame. Raises as ``pixels``."""
+        left, top, right, bottom = self.pixels(box)
+        height, width = self.picture.shape[:2]
+        return left / width, top / height, right / width, bottom / height
+
     def to_root(self, box: Box) -> Box:
         """Convert a box of the target to a box of the whole picture or frame."""
         return geometry.compose(self.box, box)
@@ -166,12 +172,15 @@ class Scene:
         except BadInput as error:
             raise OperationError(error.message, code="bad_box") from None
 
+    def place(self, box: Sequence[float], target: Target) -> list[float]:
+        """A box of the whole picture or frame as the policy reads it, in numbers of the target and clipped to it."""
+        x0, y0, x1, y1 = box
+        inner = target.from_root((x0, y0, x1, y1))
+        return self.scale.around([min(max(value, 0.0), 1.0) for value in inner], target.id)
+
     def show(self, target: Target, box: Box, data: Mapping[str, Any]) -> View:
         """A view of a box of the target on which the items of ``data`` are drawn (see ``draw.annotate``)."""
-        left, top, right, bottom = target.pixels(box)
-        height, width = target.picture.shape[:2]
-        region = (left / width, top / height, right / width, bottom / height)
-        return View(annotate(self.fit_crop(target.crop(box)), data, region), box)
+        return View(annotate(self.fit_crop(target.crop(box)), data, target.snap(box)), box)
 
     def show_frames(self, clip: Clip, numbers: Sequence[int]) -> list[View]:
         """Views of whole frames. Raises OperationError ``too_small``."""

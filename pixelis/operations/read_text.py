@@ -268,7 +268,7 @@ def format_lines(lines: list[dict[str, Any]], unread: int, target: Target, scene
     entries: list[str] = []
     size = 0
     for line in lines:
-        box = scene.scale.around(tuple(min(max(v, 0.0), 1.0) for v in target.from_root(tuple(line["box"]))), target.id)
+        box = scene.place(line["box"], target)
         entry = f"{','.join(map(str, box))} {line['text']}" + (" (?)" if line["confidence"] < UNCERTAIN else "")
         if size + len(entry) > MAX_TEXT:
             if not entries:

@@ -13,7 +13,6 @@ from pixelis.operations import geometry, grabcut, mobilenet, sam
 from pixelis.operations.draw import annotate
 from pixelis.operations.masks import Edges, Mask, Segment
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
-from pixelis.records import Box
 
 METHODS = {
     "mobilenet": "mobilenet, a small network: approximate",
@@ -76,7 +75,7 @@ class SegmentObjectAt(Operation):
         share = percent(mask.area / (mask.height * mask.width))
         text = (
             f"object {record['id']}\n"
-            f"box {scene.scale.around(_clip(target.from_root(mask.box)), target.id)} of {target.id}\n"
+            f"box {scene.place(mask.box, target)} of {target.id}\n"
             f"area {share} of the whole {'image' if target.frame is None else 'frame'} ({mask.area} px)\n"
             f"score {record['score']:.2f} ({METHODS[record['method']]})"
             + ("; unsure: check the outline, give a box, or zoom in" if record["score"] < UNSURE else "")
@@ -131,12 +130,6 @@ def percent(share: float) -> str:
     return f"{value:.0f} %" if value >= 9.5 else f"{value:.1f} %" if value >= 0.95 else f"{value:.2g} %"
 
 
-def _clip(box: Box) -> Box:
-    """Clip a box to 0..1 against rounding errors; it may become empty."""
-    x0, y0, x1, y1 = (min(max(v, 0.0), 1.0) for v in box)
-    return x0, y0, x1, y1
-
-
 def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> View:
     """A view of the object with a margin of a quarter of its size, within the target; the mask tinted and
     outlined."""
@@ -152,4 +145,5 @@ def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -
     box = (x0 / width, y0 / height, x1 / width, y1 / height)
     view = scene.fit_crop(picture[y0:y1, x0:x1])
     # Neither box nor id is drawn: in a small view they would hide the object.
-    return View(annotate(view, {"objects": [{"mask": record["mask"]}]}, box), _clip(target.from_root(box)))
+    shown = [min(max(value, 0.0), 1.0) for value in target.from_root(box)]
+    return View(annotate(view, {"objects": [{"mask": record["mask"]}]}, box), (shown[0], shown[1], shown[2], shown[3]))

@@ -87,14 +87,11 @@ class ZoomIn(Operation):
         ``adjusted`` (differs from the request). Raises OperationError ``out_of_range`` for a box outside the
         target, ``too_small`` below 4 pixels, ``bad_box`` for a strip too thin to show.
         """
-        picture = target.picture
-        height, width = picture.shape[:2]
         region = arguments.pad(geometry.clamp(arguments.moved_inside()))
         left, top, right, bottom = target.pixels(region)
-        rounded = (left / width, top / height, right / width, bottom / height)
-        box = geometry.clamp(target.from_root(rounded))
-        view = scene.fit_crop(picture[top:bottom, left:right])
-        if np.shares_memory(view, picture):
+        box = geometry.clamp(target.from_root(target.snap(region)))
+        view = scene.fit_crop(target.crop(region))
+        if np.shares_memory(view, target.picture):
             view = view.copy()  # a crop must not keep the whole picture alive
         source, size = (right - left, bottom - top), (view.shape[1], view.shape[0])
         # Rounding to pixel edges does not count: policies are trained on zooms without this text.
