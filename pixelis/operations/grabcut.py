@@ -41,11 +41,8 @@ def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], see
     ``nothing_found``."""
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], WORK)
-    height, width = small.shape[:2]
-    x = min(int((point[0] - left) * width / (right - left)), width - 1)
-    y = min(int((point[1] - top) * height / (bottom - top)), height - 1)
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
-    proposed = proposals(small, (x, y), seed)
+    proposed = proposals(small, point_in(small, region, point), seed)
     scores = _scores(proposed, lab) if proposed else np.full(1, -np.inf)
     best = int(np.argmax(scores))
     if not np.isfinite(scores[best]):
@@ -62,9 +59,7 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
     across, down = max(2, (right - left) // 3), max(2, (bottom - top) // 3)
     region = max(0, left - across), max(0, top - down), min(width, right + across), min(height, bottom + down)
     small = shrink(picture[region[1] : region[3], region[0] : region[2]], WORK)
-    fx, fy = small.shape[1] / (region[2] - region[0]), small.shape[0] / (region[3] - region[1])
-    x0, y0 = round((left - region[0]) * fx), round((top - region[1]) * fy)
-    x1, y1 = max(x0 + 1, round((right - region[0]) * fx)), max(y0 + 1, round((bottom - region[1]) * fy))
+    x0, y0, x1, y1 = box_in(small, region, box)
     labels = np.full(small.shape[:2], cv2.GC_BGD, np.uint8)
     labels[y0:y1, x0:x1] = cv2.GC_PR_FGD
     if (x0, y0, x1, y1) == (0, 0, small.shape[1], small.shape[0]):  # no surroundings: use the border
@@ -88,6 +83,22 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
     score = 0.35 + 0.35 * min(tight, 1.0) + 0.25 * difference
     mask = _enlarge(picture, region, inside & inner)
     return Segment(mask, round(float(np.clip(score, 0.0, 1.0)), 3), "grabcut")
+
+
+def point_in(small: np.ndarray, region: Edges, point: tuple[float, float]) -> tuple[int, int]:
+    """The pixel (x, y) of ``small``, a copy of ``region``, that shows a point of the picture."""
+    left, top, right, bottom = region
+    height, width = small.shape[:2]
+    x, y = (point[0] - left) * width / (right - left), (point[1] - top) * height / (bottom - top)
+    return min(int(x), width - 1), min(int(y), height - 1)
+
+
+def box_in(small: np.ndarray, region: Edges, box: Edges) -> Edges:
+    """The pixels of ``small``, a copy of ``region``, that show a box of the picture; at least one."""
+    left, top, right, bottom = region
+    across, down = small.shape[1] / (right - left), small.shape[0] / (bottom - top)
+    x0, y0 = round((box[0] - left) * across), round((box[1] - top) * down)
+    return x0, y0, max(x0 + 1, round((box[2] - left) * across)), max(y0 + 1, round((box[3] - top) * down))
 
 
 def proposals(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:

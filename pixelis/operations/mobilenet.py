@@ -109,11 +109,7 @@ def describe(
     look = np.repeat(np.arange(len(looks)), len(masks))
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
-    height, width = small.shape[:2]
-    at = (
-        min(int((point[0] - left) * width / (right - left)), width - 1),
-        min(int((point[1] - top) * height / (bottom - top)), height - 1),
-    )
+    at = grabcut.point_in(small, region, point)
     count = len(maps)
     maps += [(proposal.astype(np.float32), region) for proposal in grabcut.proposals(small, at, seed)]
     thumbs = np.stack(
@@ -201,10 +197,9 @@ def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[
     shares = np.exp((scores - scores.max()) / BOX_TEMPERATURE)
     shares /= shares.sum()
     network = cv2.resize(np.tensordot(shares, masks, 1), (width, height), interpolation=cv2.INTER_LINEAR)
-    across, down = width / (right - left), height / (bottom - top)
     allowed = np.zeros((height, width), bool)
-    x0, y0 = round((box[0] - left) * across), round((box[1] - top) * down)
-    allowed[y0 : max(y0 + 1, round((box[3] - top) * down)), x0 : max(x0 + 1, round((box[2] - left) * across))] = True
+    x0, y0, x1, y1 = grabcut.box_in(small, region, box)
+    allowed[y0:y1, x0:x1] = True
     refined = grabcut.refine(small, network, allowed, seed)
     mean = np.where(allowed, (1 - GRABCUT) * network + GRABCUT * refined, 0).astype(np.float32)
     level, expected = best_level(mean)

@@ -37,8 +37,8 @@ MAX_UPSCALE = 3.0
 TILE, OVERLAP = 512, 64
 STRIP_HEIGHT = 48
 MANY_LINES = 40
-"""Above this number of lines the recogniser pads to half its width: half the time, slightly lower confidence.
-"""
+"""Above this number of lines the recogniser pads to half its width: half the time, slightly lower
+confidence."""
 STRIP_BUDGET = 120_000
 """Most pixels of total line length that are recognised, at STRIP_HEIGHT; about 9 s."""
 MAX_RATIO = 150

@@ -19,8 +19,8 @@ STRAIGHT = 0.5
 CORNER = 0.68
 """Pixels of contour length that the blur removes at a right angle."""
 ROUND = 0.006
-"""Largest relative area difference of a round shape to the ellipse of the same moments; a square has 0.047.
-"""
+"""Largest relative area difference of a round shape to the ellipse of the same moments; a square has
+0.047."""
 TOLERANCE = 0.02
 """Tolerance of an outline's polygon, as a share of its length."""
 MOST_CORNERS = 12

@@ -13,8 +13,8 @@ WIDTH = 112
 BLOCK, REACH = 16, 8
 """Side of a block, and how far it may have moved between frames; 8 columns are 7 % of the width."""
 SIMILAR, EQUAL = 0.75, 6.0
-"""Least correlation of a block with its best place before; without texture, the largest difference, of 255.
-"""
+"""Least correlation of a block with its best place before; without texture, the largest difference, of
+255."""
 FLAT = 4.0
 CUT = 0.4
 """Least `change` of a cut. Cuts have 0.5 and more, a moving camera up to 0.25 (`benchmarks.operations

@@ -33,8 +33,8 @@ MAX_CACHED_FRAMES, MAX_CACHED_BYTES = 100, 128_000_000
 """Limits of the process-wide cache of decoded frames."""
 
 SEEKABLE = {"mov", "matroska", "avi", "flv", "nut", "ivf"}
-"""Containers with an index: after a seek every packet has its correct time. Others are read from the start.
-"""
+"""Containers with an index: after a seek every packet has its correct time. Others are read from the
+start."""
 
 _PICTURES = "pictures"
 _HEAD_BYTES = 1000
