@@ -25,9 +25,6 @@ MAX_PLACES, MIN_SHARE = 5, 0.03
 
 
 class CompareArguments(OperationArguments):
-    """``box``: a region of the target; ``other``: id of another picture, default the target; ``other_box``: a
-    region of it."""
-
     box: BoxArgument | None = Field(None, description="the first region, default all of the target")
     other: str | None = Field(None, description="id of the image to compare with, default the target")
     other_box: BoxArgument | None = Field(None, description="the second region, default all of that image")

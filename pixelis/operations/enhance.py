@@ -22,8 +22,6 @@ _LAPLACIANS = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
 
 
 class EnhanceArguments(OperationArguments):
-    """``method``: what to improve. ``box``: the region, 0..1 of the target; None for all of it."""
-
     method: Method = Field(
         description="contrast (evens out light and shade), brighten (for dark regions), sharpen (edges) or denoise (grain)"
     )

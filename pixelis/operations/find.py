@@ -40,8 +40,6 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class FindArguments(OperationArguments):
-    """``text``: the objects in words. ``box``: the region to search, 0..1 of the target; None for all of it."""
-
     text: Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)] = Field(
         description="what to find, one kind of object, such as: red cup"
     )

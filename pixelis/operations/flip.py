@@ -14,9 +14,6 @@ SWAPS = {"horizontal": "left and right", "vertical": "top and bottom"}
 
 
 class FlipArguments(OperationArguments):
-    """``direction``: ``horizontal`` swaps left and right, ``vertical`` top and bottom. ``box``: 0..1 of the
-    target; None: all."""
-
     direction: Literal["horizontal", "vertical"] = Field(
         description="horizontal swaps left and right, vertical swaps top and bottom"
     )

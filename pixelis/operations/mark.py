@@ -16,8 +16,6 @@ Label = Annotated[str, StringConstraints(max_length=40)]
 
 
 class MarkArguments(OperationArguments):
-    """``boxes`` and ``points`` to mark, 0..1 of the target, with ``labels``, by default numbers."""
-
     boxes: list[BoxArgument] | None = Field(None, description="regions to frame")
     points: list[PointArgument] | None = Field(None, description="points to mark")
     labels: list[Label] | None = Field(None, description="a short label for each box, then for each point; default 1, 2, 3, ...")

@@ -32,9 +32,6 @@ Line = tuple[float, float, float, float]
 
 
 class MeasureArguments(OperationArguments):
-    """A line from ``point`` to ``end_point``, with ``vertex`` the angle between them; or a ``box`` with lines
-    to find."""
-
     point: PointArgument | None = Field(None, description="start of the line")
     end_point: PointArgument | None = Field(None, description="end of the line")
     vertex: PointArgument | None = Field(None, description="with both points: the corner whose angle to measure")

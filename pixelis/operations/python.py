@@ -24,8 +24,6 @@ Code = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CODE)]
 
 
 class PythonArguments(OperationArguments):
-    """``code``: the program. ``box``: the region that it gets as ``image``; None for all of the target."""
-
     code: Code = Field(description="the program; print what you want to read, show(picture) what you want to see")
     box: BoxArgument | None = Field(None, description="the region that `image` holds, default all of the image")
 

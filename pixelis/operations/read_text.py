@@ -24,8 +24,6 @@ NARROW, WIDE = frozenset("iljtfrI1.,:;!|'()[]"), frozenset("mwMW@%")
 
 
 class ReadTextArguments(OperationArguments):
-    """``box``: the region, 0..1 of the target; None for the whole target."""
-
     box: BoxArgument | None = Field(None, description="the region to read, default all of the image")
 
 

@@ -15,8 +15,6 @@ Angle = Annotated[float, AllowInfNan(False), Field(ge=-360, le=360)]
 
 
 class RotateArguments(OperationArguments):
-    """``angle``: degrees clockwise. ``box``: the region, 0..1 of the target; None for all of it."""
-
     angle: Angle = Field(description="degrees clockwise")
     box: BoxArgument | None = Field(None, description="the region to turn, default all of the image")
 

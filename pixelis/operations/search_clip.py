@@ -42,8 +42,6 @@ GET = (
 
 
 class SearchClipArguments(OperationArguments):
-    """One of ``like``, ``event`` and ``text``; ``start`` and ``end`` in seconds."""
-
     like: str | None = Field(None, description="id of an image: find the moments that show it")
     like_box: BoxArgument | None = Field(None, description="with like: the region of it to look for")
     event: Literal["cut", "motion"] | None = Field(None, description="cut: where scenes change; motion: when most moves")
