@@ -121,8 +121,6 @@ CONTAINERS = {
     "gif": lambda: encode(footage(), "gif", "gif", pixels="rgb8"),
     "raw h264": lambda: encode(footage(), "h264", options={"bf": "2", "g": "12"}),
 }
-DECORD_FAILS_SEQUENTIALLY = {"mp4 h264 interlaced", "mp4 h264 10 bit", "ts h264", "ts mpeg2", "gif", "raw h264"}
-"""Where decord 0.6 opens nothing, numbers frames otherwise or makes other colours; elsewhere only its random access is wrong."""
 
 
 Moving = tuple[list[np.ndarray], list[tuple[int, int, int, int] | None]]

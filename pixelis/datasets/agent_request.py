@@ -9,7 +9,7 @@ from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import encoded_card
 from pixelis.errors import BadInput
 from pixelis.operations.encoded import media_type, read_encoded
-from pixelis.records import Media, Question
+from pixelis.records import Question
 
 
 def agent_request(question: Question, caps: ToolboxConfig) -> dict[str, Any]:
@@ -17,7 +17,18 @@ def agent_request(question: Question, caps: ToolboxConfig) -> dict[str, Any]:
 
     BadInput for media that are missing, too large for ``caps``, or no single file (frames, spans).
     """
-    urls = {media.id: _url(media, caps) for media in question.media}
+    urls = dict[str, str]()
+    for media in question.media:
+        if media.frames or media.spans:
+            raise BadInput(f"{media.id} is no file that can be sent", code="media_not_sent", fix="give the clip as one file")
+        if media.uri.startswith("data:"):
+            urls[media.id] = media.uri
+        elif media.uri.startswith("cards:"):
+            urls[media.id] = encoded_card(media.uri, caps)
+        else:
+            limit = caps.max_image_bytes if media.kind == "image" else caps.max_video_bytes
+            content = read_encoded(media.uri, limit, media.kind)
+            urls[media.id] = f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
     kinds = {media.id: media.kind for media in question.media}
 
     def shown(ids: list[str]) -> dict[str, list[str]]:
@@ -26,14 +37,3 @@ def agent_request(question: Question, caps: ToolboxConfig) -> dict[str, Any]:
     earlier = {id for exchange in question.history for id in exchange.media}
     history = [{"question": e.question, "answer": e.answer, **shown(e.media)} for e in question.history]
     return {"question": question.question, "history": history, **shown([id for id in urls if id not in earlier])}
-
-
-def _url(media: Media, caps: ToolboxConfig) -> str:
-    if media.frames or media.spans:
-        raise BadInput(f"{media.id} is no file that can be sent", code="media_not_sent", fix="give the clip as one file")
-    if media.uri.startswith("data:"):
-        return media.uri
-    if media.uri.startswith("cards:"):
-        return encoded_card(media.uri, caps)
-    content = read_encoded(media.uri, caps.max_image_bytes if media.kind == "image" else caps.max_video_bytes, media.kind)
-    return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"

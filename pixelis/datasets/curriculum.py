@@ -43,12 +43,10 @@ class Curriculum:
 
     @property
     def stage(self) -> config.StageConfig:
-        """The current stage."""
         return self.settings.stages[self.state["stage"]]
 
     @property
     def mixture(self) -> Mixture:
-        """The current shares of LEVELS."""
         return self.stage.mixture
 
     def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from pixelis.config import SftConfig, StageConfig
 from pixelis.datasets.curriculum import LEVELS, Mixture
+from pixelis.datasets.questions import shuffled
 from pixelis.errors import BadInput, DataFailure
 from pixelis.policy import checkpoint
 from pixelis.records import Demonstration
@@ -77,7 +78,6 @@ class DemonstrationStore:
         return len(self.weights)
 
     def __getitem__(self, number: int) -> Demonstration:
-        """Row ``number``, from 0."""
         self._file.seek(self.offsets[number])
         origin, _, text = self._file.read(self.offsets[number + 1] - self.offsets[number]).partition(b"\t")
         row = Demonstration.model_validate_json(text)
@@ -149,11 +149,5 @@ class BatchSampler:
         rng = np.random.default_rng([self.seed, 3, pool, epoch])
         rows = self.pools[pool]
         weights = self.weights[rows]
-        if (weights != weights[0]).any():
-            # Systematic sampling: as many equidistant points as rows over the cumulative weights.
-            ends = np.cumsum(weights) / weights.sum() * len(rows)
-            points = np.arange(len(rows)) + rng.random()
-            rows = rows[np.minimum(np.searchsorted(ends, points, side="right"), len(rows) - 1)]
-        elif not self.shuffle and epoch == 0:
-            return rows
-        return rng.permutation(rows)
+        in_order = not self.shuffle and epoch == 0 and (weights == weights[0]).all()
+        return rows if in_order else rows[shuffled(weights, rng)]

@@ -66,11 +66,7 @@ class Player:
             if _has_ended(trajectory):
                 raise DataFailure(f"its environment ends before turn {number}", code="after_end")
             if step.answer is not None:
-                verbatim = self._verbatim(step)
-                if verbatim is not None:
-                    turn = self.renderer.verbatim(verbatim.text)
-                else:
-                    turn = self.renderer.assistant(step.answer, step.think, trajectory.images)
+                turn = self._written(step, step.answer, trajectory.images)
                 trajectory.turns.append(turn.model_copy(update={"learn": step.learn}))
                 trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
                 continue
@@ -109,17 +105,12 @@ class Player:
         default = "" if in_environment else default_target({item.id: item for item in question.media})
         lengths = list[int]()
         for step in (step for step in question.turns if step.learn):
-            verbatim = self._verbatim(step)
             actions = [Action(op=step.op or "", target=step.target or default, arguments=step.arguments), *step.further]
             others = (str(action.arguments.get("other")) for action in actions)
             names = dict.fromkeys([default, *(action.target for action in actions), *others])
             images = [ImageView(id=name, view_size=(1000, 1000)) for name in names]
             try:
-                if verbatim is not None:
-                    turn = self.renderer.verbatim(verbatim.text)
-                else:
-                    turn = self.renderer.assistant(actions if step.answer is None else step.answer, step.think, images)
-                lengths.append(len(turn.tokens))
+                lengths.append(len(self._written(step, actions if step.answer is None else step.answer, images).tokens))
             except OperationError:
                 lengths.append(0)
         return lengths
@@ -177,6 +168,12 @@ class Player:
         """The turn as its row has it, if that is in the run's dialect."""
         return step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
 
+    def _written(self, step: Step, content: list[Action] | str, images: list[ImageView]) -> Turn:
+        """The turn as its row has it, otherwise in the words of the run's dialect."""
+        if (verbatim := self._verbatim(step)) is not None:
+            return self.renderer.verbatim(verbatim.text)
+        return self.renderer.assistant(content, step.think, images)
+
     def _call(
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
     ) -> tuple[Turn, list[Action], OperationError | None]:
@@ -188,7 +185,12 @@ class Player:
             assert step.verbatim is not None
             turn = self.renderer.verbatim(step.verbatim.text)
         else:
-            turn = self.renderer.verbatim(verbatim.text) if verbatim is not None else self._rendered(actions, step, images)
+            try:
+                turn = self._written(step, actions, images)
+            except OperationError:
+                if step.learn:
+                    raise
+                turn = self.renderer.mistaken(actions[0], step.think)  # the dialect cannot write it: JSON as it stands
         # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
         read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
         as_in_row = verbatim is None or step.op is None or read.actions == [self.renderer.dialect.adapt(a) for a in actions]
@@ -208,15 +210,6 @@ class Player:
         if step.op is not None and verbatim is not None:
             return turn, actions, None
         return turn, [action], reply.error or OperationError("no call was found", code="bad_json")
-
-    def _rendered(self, actions: list[Action], step: Step, images: list[ImageView]) -> Turn:
-        """The calls in the run's dialect; a mistaken one that the dialect cannot write is written as JSON as it stands."""
-        try:
-            return self.renderer.assistant(actions, step.think, images)
-        except OperationError:
-            if step.learn:
-                raise
-            return self.renderer.mistaken(actions[0], step.think)
 
     def scene(self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]) -> Scene:
         """The media, images and objects of an episode as operations access them."""

@@ -1,7 +1,6 @@
 """Checked access to the fields of a row: a field that cannot be used raises ``RowError`` with its column and a stable code.
 
-These functions serve the readers of annotated sets and the formats of other systems. They check only what is read, one field at a
-time, because a row with one unusable annotation keeps its other annotations.
+Only what is read is checked, one field at a time, because a row with one unusable annotation keeps its others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cuts true answers off at the reader, so that nothing behind it (scorer, vote, filter, curriculum, reward) can depend on one.
+"""Cuts true answers off at the reader, so that no scorer, vote, filter, curriculum or reward can depend on one.
 
-The columns of a row that hold the truth are masked before its format reads it. Of an annotated set, whose readers know their
-files, the truths are removed from the question, and the scorer is chosen anew from the question alone.
+The columns of a row that hold the truth are masked before its format reads it. The questions of an annotated set lose
+theirs after reading, and the scorer is chosen anew from the question alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REMOVED = ("answers", "annotations")
 META = ("options", "system", "weight")
 """Keys of ``meta`` that belong to the question; all others may repeat the truth."""
 _CHOICES = frozenset({"math", "exact", "pixel_reasoner"})
-"""Scorers that readers choose for answers that are no letters; a question with options is a choice whatever its answer is."""
+"""Scorers that readers choose for answers that are no letters: without the answer, a question with options is a choice."""
 
 
 class Labels(NamedTuple):
@@ -63,10 +63,8 @@ def without_truths(question: Question) -> Question:
 
 
 def read_without_truths(question: Question) -> Question:
-    """``without_truths`` of an annotated set, of which some choose the scorer by the truth.
-
-    Super-CLEVR chooses between ``count`` and ``exact``, Reason-RFT's test sets between ``mc_letter`` and ``math``.
-    """
+    """``without_truths`` of a question of an annotated set."""
+    # Super-CLEVR chooses between ``count`` and ``exact`` by the truth, Reason-RFT's tests between ``mc_letter`` and ``math``.
     scorer = {"count": "exact", "mc_letter": "math"}.get(question.scorer, question.scorer)
     return without_truths(question.model_copy(update={"scorer": scorer}))
 

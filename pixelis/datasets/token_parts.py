@@ -53,7 +53,8 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
     begins = [(0, "think"), (thought, "answer")]
     if step.op is not None:
         begins = [(0, "think")]
-        for start, end in _calls(text, thought, 1 + len(step.further)):
+        opened = [thought, *(call.start() for call in list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)])]
+        for start, end in zip(opened, [*opened[1:], len(text)], strict=True):
             key = text.find(_ARGUMENTS, start, end)
             first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", start, end)
             begins += [(start, "call"), (first, "arguments"), (text.rfind("}", start, end) + 1, "call")]
@@ -62,12 +63,6 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
     part_starts = np.asarray([len(text[:index].encode()) for index, _ in begins])
     segments = np.searchsorted(part_starts, starts, side="right") - 1
     return np.asarray([PARTS.index(part) for _, part in begins])[segments]
-
-
-def _calls(text: str, start: int, count: int) -> list[tuple[int, int]]:
-    """Start and end of each of the ``count`` calls of a turn, whose thought ends at ``start``."""
-    starts = [start, *(match.start() for match in list(_CALL.finditer(text, start))[1:count])]
-    return list(zip(starts, [*starts[1:], len(text)], strict=True))
 
 
 def _after_thought(text: str, think: str | None) -> int:

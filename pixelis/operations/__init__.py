@@ -65,7 +65,8 @@ OPERATIONS: Mapping[str, type[Operation]] = Registry(
         "find": "pixelis.operations.find:Find",
     },
 )
-"""The built-in operations by name. The first six are the default of ``toolbox.operations``; the others load on use."""
+"""The built-in operations by name. The first six are the default of ``toolbox.operations``; the others load
+on use."""
 
 
 def select(names: Iterable[str]) -> list[type[Operation]]:
@@ -89,7 +90,8 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
 
 
 def _load_custom(path: str) -> type[Operation]:
-    """Load a user's operation. Raises BadConfig for a mistake that would otherwise show when it is first called."""
+    """Load a user's operation. Raises BadConfig for a mistake that would otherwise show when it is first
+    called."""
     result = load_reference(path, "toolbox.operations")
     if not (isinstance(result, type) and issubclass(result, Operation)):
         raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
@@ -120,8 +122,9 @@ def execute(
 ) -> tuple[Observation, list[np.ndarray]]:
     """Execute one action of an episode. Never raises: a failure is an error observation with a code.
 
-    ``operations`` are the available ones by name. Returns the observation and the views (uint8 [h, w, 3]) that its
-    ``images`` describe. Ids are empty: the agent assigns them. ``data`` holds op, target and the operation's own data.
+    ``operations`` are the available ones by name. Returns the observation and the views (uint8 [h, w, 3])
+    that its ``images`` describe. Ids are empty: the agent assigns them. ``data`` holds op, target and the
+    operation's own data.
     """
     try:
         operation = operations.get(action.op)

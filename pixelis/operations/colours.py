@@ -1,6 +1,8 @@
-"""Colour names: the eleven basic terms of English (Berlin and Kay), beige and cyan, by lightness, chroma and hue in CIELAB.
+"""Colour names: the eleven basic terms of English (Berlin and Kay), beige and cyan, by lightness, chroma and
+hue in CIELAB.
 
-Hue names a colour only above a least chroma; dark orange is brown and light red is pink. The bounds are in ``codes``.
+Hue names a colour only above a least chroma; dark orange is brown and light red is pink. The bounds are in
+``codes``.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ def between(colour: np.ndarray) -> str | None:
 def dominant(colours: np.ndarray) -> tuple[list[int], str, float]:
     """The most common colour of sRGB uint8 [n, 3]: its RGB, its name, and the share of pixels with this name.
 
-    Takes the most common name, then the densest point of CIELAB among its pixels by mean shift. Deterministic.
+    Takes the most common name, then the densest point of CIELAB among its pixels by mean shift.
+    Deterministic.
     """
     lab = to_lab(colours)
     named = codes(lab)

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from pixelis.errors import OperationError
 from pixelis.operations.geometry import WHOLE, clamp, compose
-from pixelis.operations.masks import Edges
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
@@ -18,16 +17,14 @@ from pixelis.records import Box
 MAX_SIDE = 768
 """Longest side of the copies on which differences are measured."""
 MAX_STRETCH = 1.5
-"""Ratio of the aspect ratios up to which the second view takes the size of the first."""
+"""Ratio of aspect ratios up to which the second view takes the size of the first."""
 VISIBLE = 8.0
-"""Delta E of a small patch that counts as a difference; a just noticeable one is about 2, JPEG adds a few."""
+"""Delta E of a small patch that counts as a difference; about 2 is just noticeable, JPEG adds a few."""
 MAX_PLACES, MIN_SHARE = 5, 0.03
-"""Most places reported, and the least sum of differences of one, as a share of the largest."""
+"""Most places reported, and their least sum of differences as a share of the largest."""
 
 
 class CompareArguments(OperationArguments):
-    """``box``: a region of the target; ``other``: id of another picture, None for the target; ``other_box``: a region of it."""
-
     box: BoxArgument | None = Field(None, description="the first region, default all of the target")
     other: str | None = Field(None, description="id of the image to compare with, default the target")
     other_box: BoxArgument | None = Field(None, description="the second region, default all of that image")
@@ -47,43 +44,42 @@ class Compare(Operation):
     def run(cls, arguments: CompareArguments, target: Target, scene: Scene) -> Result:
         """Two views and the measured differences.
 
-        data: ``delta_e`` of the mean colours (CIEDE2000), ``histogram_correlation`` (-1..1, 8 x 8 x 8 bins of RGB),
-        ``structural_similarity`` (-1..1, of the luma at one size; None below 7 pixels), ``area_ratio`` (second / first, pixels at
-        full resolution), and for regions of equal size ``boxes``: where they differ, 0..1 of the whole first picture.
-        Raises OperationError ``bad_arguments`` for a region compared with itself, ``bad_target``, ``not_a_picture``,
-        ``out_of_range``, ``too_small``, ``bad_box``.
+        data: ``delta_e`` of the mean colours (CIEDE2000), ``histogram_correlation`` (-1..1, 8 x 8 x 8 bins of
+        RGB), ``structural_similarity`` (-1..1, of the luma at one size; None below 7 pixels), ``area_ratio``
+        (second / first), and for equal sizes ``boxes`` that differ, 0..1 of the whole first picture. Raises
+        OperationError ``bad_arguments``, ``bad_target``, ``not_a_picture``, ``out_of_range``, ``too_small``,
+        ``bad_box``.
         """
         other = target if arguments.other is None else scene.target(arguments.other)
         box, other_box = clamp(arguments.box or WHOLE), clamp(arguments.other_box or WHOLE)
         edges, other_edges = target.pixels(box), other.pixels(other_box)
         if (target.root, target.frame, edges) == (other.root, other.frame, other_edges):
             raise OperationError("this compares a region with itself: give other, or other_box", code="bad_arguments")
-        first, second = _cut(target, edges), _cut(other, other_edges)
+        first, second = target.crop(box).copy(), other.crop(other_box).copy()
         measures, boxes = _measure(first, second)
         boxes = [compose(box, place) for place in boxes]
-        text = _text(measures, first, second) + _places_text(boxes, measures, first.shape == second.shape, target, scene)
+        structure = measures["structural_similarity"]
+        text = (
+            f"mean colors differ by {measures['delta_e']:.1f} Delta E (2 is just visible)\n"
+            f"histogram correlation {measures['histogram_correlation']:.2f}, structural similarity "
+            f"{'not measured, too small' if structure is None else f'{structure:.2f}'} (1 is equal)\n"
+            f"size {first.shape[1]}x{first.shape[0]} px and {second.shape[1]}x{second.shape[0]} px, "
+            f"the second has {measures['area_ratio']:.3g} times the area"
+        )
+        if boxes:
+            places = ", ".join(str(scene.scale.around(place, target.id)) for place in boxes)
+            share = 100 * measures["differing_share"]
+            text += f"\n{share:.2g} % of the pixels differ visibly; most at {places} of {target.id}"
+        elif first.shape == second.shape:
+            text += "\nno visible difference at any place"
         measures["boxes"] = [list(target.to_root(place)) for place in boxes]
         source = None if arguments.other is None else other.id
-        views = [
-            View(view, place, source=of)
-            for view, place, of in zip(_views(first, second, scene), (box, other_box), (None, source), strict=True)
-        ]
-        return Result(text, views, measures)
-
-
-def _cut(target: Target, edges: Edges) -> np.ndarray:
-    left, top, right, bottom = edges
-    return target.picture[top:bottom, left:right].copy()
-
-
-def _views(first: np.ndarray, second: np.ndarray, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """Both regions fit to the budget, in one size unless that would distort the second by more than MAX_STRETCH."""
-    views = scene.fit_crop(first), scene.fit_crop(second)
-    stretch = first.shape[0] * second.shape[1] / (first.shape[1] * second.shape[0])
-    if views[0].shape != views[1].shape and 1 / MAX_STRETCH <= stretch <= MAX_STRETCH:
-        small = shrink(second, max(views[0].shape[:2]))
-        views = views[0], cv2.resize(small, views[0].shape[1::-1], interpolation=cv2.INTER_CUBIC)
-    return views
+        view, other_view = scene.fit_crop(first), scene.fit_crop(second)
+        stretch = first.shape[0] * second.shape[1] / (first.shape[1] * second.shape[0])
+        if view.shape != other_view.shape and 1 / MAX_STRETCH <= stretch <= MAX_STRETCH:
+            small = shrink(second, max(view.shape[:2]))
+            other_view = cv2.resize(small, view.shape[1::-1], interpolation=cv2.INTER_CUBIC)
+        return Result(text, [View(view, box), View(other_view, other_box, source=source)], measures)
 
 
 def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], list[Box]]:
@@ -129,23 +125,3 @@ def _places(difference: np.ndarray) -> list[Box]:
     for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist():
         boxes.append((x / width, y / height, (x + w) / width, (y + h) / height))
     return boxes
-
-
-def _text(measures: dict[str, Any], first: np.ndarray, second: np.ndarray) -> str:
-    structure = measures["structural_similarity"]
-    return (
-        f"mean colors differ by {measures['delta_e']:.1f} Delta E (2 is just visible)\n"
-        f"histogram correlation {measures['histogram_correlation']:.2f}, structural similarity "
-        f"{'not measured, too small' if structure is None else f'{structure:.2f}'} (1 is equal)\n"
-        f"size {first.shape[1]}x{first.shape[0]} px and {second.shape[1]}x{second.shape[0]} px, "
-        f"the second has {measures['area_ratio']:.3g} times the area"
-    )
-
-
-def _places_text(boxes: list[Box], measures: dict[str, Any], equal_size: bool, target: Target, scene: Scene) -> str:
-    if not equal_size:
-        return ""
-    if not boxes:
-        return "\nno visible difference at any place"
-    places = ", ".join(str(scene.scale.around(place, target.id)) for place in boxes)
-    return f"\n{100 * measures['differing_share']:.2g} % of the pixels differ visibly; most at {places} of {target.id}"

@@ -1,4 +1,5 @@
-"""Demuxes and decodes one video stream from bytes: with PyAV, whose FFmpeg can read nothing but these bytes, or with decord."""
+"""Demuxes and decodes one video stream from bytes: with PyAV, whose FFmpeg can read nothing but these bytes,
+or with decord."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class _Bytes:
 
 
 class Source:
-    """An open container and its first video stream. Raises BadImage for other files and for frames beyond ``max_pixels``."""
+    """An open container and its first video stream. Raises BadImage for other files and for frames beyond
+    ``max_pixels``."""
 
     def __init__(self, data: np.ndarray, max_pixels: int):
         import av
@@ -80,7 +82,8 @@ class Source:
                 return
 
     def decode(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Frames of the packets, then the frames that the decoder delayed. A damaged packet loses only its own frames."""
+        """Frames of the packets, then the frames that the decoder delayed. A damaged packet loses only its
+        own frames."""
         for packet in packets:
             try:
                 yield from packet.decode()
@@ -97,7 +100,8 @@ class Source:
 
 
 class DecordReader:
-    """Frames of a clip as decord numbers them. Raises BadImage ``video_backend`` for a clip that decord cannot read.
+    """Frames of a clip as decord numbers them. Raises BadImage ``video_backend`` for a clip that decord
+    cannot read.
 
     ``times``: float64 seconds of each frame, increasing.
     """
@@ -142,7 +146,8 @@ def require_decord() -> Any:
 
 
 def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.ndarray:
-    """Convert a decoded frame to uint8 [H, W, 3], rotated for display and, with ``size`` (width, height), resized to it."""
+    """Convert a decoded frame to uint8 [H, W, 3], rotated for display and, with ``size`` (width, height),
+    resized to it."""
     check_pixels(frame.width, frame.height, limit, "video")
     pixels = frame.to_ndarray(format="rgb24", threads=1)
     matrix = next((item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"), None)

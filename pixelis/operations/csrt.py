@@ -1,6 +1,6 @@
-"""Follows boxes through a clip with OpenCV's CSRT (Lukezic et al. 2017), forward or backward, and finds a lost object again.
+"""Follows boxes through a clip with OpenCV's CSRT (Lukezic et al. 2017) and finds lost objects again.
 
-CSRT itself rarely reports a failure: whether a box shows the object is judged by its similarity to the first box.
+CSRT rarely reports a failure, so each box is compared with the first one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 
 LONGEST = 640
-"""Longer side of the tracked copy: as accurate as full resolution and several times faster on large frames."""
+"""Longer side of the tracked copy: as accurate as full resolution, and faster."""
 SHORTEST_OBJECT = 24
-"""Least pixels of the object's shorter side on that copy, unless the object is smaller."""
+"""Least pixels of the object's shorter side on that copy."""
 CHUNK = 32
 """Frames decoded at once on the way back; decoders go forward only."""
 
 THRESHOLD = 0.36
-"""Least similarity of a box that shows the object: correct tracks stay above 0.42, wrong ones mostly below 0.34."""
+"""Least similarity of a box that shows the object: correct tracks stay above 0.42, wrong ones mostly below
+0.34."""
 DROP = 0.5
-"""The same as a share of the mean so far: an object with high similarity is lost when the similarity halves."""
+"""The same as a share of the mean similarity so far."""
 PATIENCE = 5
 """Consecutive frames below the threshold after which the object is lost; fewer are an occlusion."""
 STRUCTURE = 3.0
-"""Least contrast within a box and its margin (standard deviation of brightness, of 255, without its slope and its noise)."""
+"""Least contrast within a box (standard deviation of brightness, of 255, without slope and noise)."""
 MIN_INSIDE = 0.55
-"""Least share of the box inside the frame: the tracker keeps the centre of the box inside when the object has left."""
+"""Least share of the box inside the frame."""
 
 FOUND, FOUND_SHARE = 0.6, 0.76
-"""Least similarity of a lost object that is found again, and of one that is followed into a new scene, where it is a matter of
-chance what the box shows; the same as a share of the mean so far: right places have .8 and more of it, wrong ones up to .71."""
+"""Least similarity of an object that is found again or followed into a new scene; the same as a share of the
+mean so far."""
 SEARCH_SIDE = 20.0
 """Side of the object, as a square, on the copy that is searched for it."""
 SCALES = (0.76, 0.87, 1.0, 1.15, 1.32)
@@ -52,9 +53,10 @@ PixelBox = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Track:
-    """The frames that show the object, increasing, its box in each, in full-resolution pixels, and its similarity 0..1.
+    """The frames that show the object, increasing, with its boxes in full-resolution pixels and similarities
+    0..1.
 
-    ``cuts``: frames with which a new scene begins, also those that do not show the object.
+    ``cuts``: frames with which a new scene begins.
     """
 
     frames: list[int]
@@ -64,10 +66,10 @@ class Track:
 
 
 def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]]) -> list[Track]:
-    """Track the boxes ``starts`` of frame ``first`` (left, top, right, bottom in pixels) to frame ``last``, which may be earlier.
+    """Track the boxes ``starts`` of frame ``first`` (left, top, right, bottom in pixels) to ``last``, which
+    may be earlier.
 
-    Every object is looked for in every frame, also after it was lost. Raises OperationError ``nothing_found`` for an untrackable
-    box.
+    Raises OperationError ``nothing_found`` for an untrackable box.
     """
     numbers = list(range(first, last + 1)) if first <= last else list(range(first, last - 1, -1))
     side = max(clip.width, clip.height)
@@ -147,7 +149,14 @@ class _Follower:
             if score >= self.recovery and self._begin(picture, box):
                 self._see(number, box, score)
             return
-        box, score = self._track(picture)
+        try:
+            ok, (x, y, width, height) = self.tracker.update(picture)
+        except cv2.error:
+            ok = False
+        box, score = self.boxes[-1], 0.0
+        if ok and width >= 1 and height >= 1:
+            box = (float(x), float(y), float(x + width), float(y + height))
+            score = self.appearance.score(picture, box)
         if cut and score < self.recovery:
             self._lose()
             return
@@ -165,16 +174,6 @@ class _Follower:
             mean = float(np.mean(self.scores))
             self.threshold, self.recovery = max(THRESHOLD, DROP * mean), max(FOUND, FOUND_SHARE * mean)
 
-    def _track(self, picture: np.ndarray) -> tuple[PixelBox, float]:
-        try:
-            ok, (x, y, width, height) = self.tracker.update(picture)
-        except cv2.error:
-            ok = False
-        if not ok or width < 1 or height < 1:
-            return self.boxes[-1], 0.0
-        box = (float(x), float(y), float(x + width), float(y + height))
-        return box, self.appearance.score(picture, box)
-
     def _lose(self) -> None:
         """Take back the doubtful boxes; the first box stays."""
         count = max(1, len(self.seen) - self.low)
@@ -191,21 +190,20 @@ class _Follower:
 
 def create_tracker() -> Any:
     """A new CSRT tracker of OpenCV. Raises MissingDependency when OpenCV comes without it."""
-    create = getattr(cv2, "TrackerCSRT_create", None) or getattr(getattr(cv2, "TrackerCSRT", None), "create", None)
-    if create is None:
+    if not hasattr(cv2, "TrackerCSRT"):  # another wheel of OpenCV took the place of ours
         raise MissingDependency(
             "track_object needs OpenCV with its contributed trackers",
             fix="pip install --force-reinstall --no-deps opencv-contrib-python-headless",
         )
-    return create()
+    return cv2.TrackerCSRT.create()
 
 
 class _Appearance:
-    """Similarity of a box to the object: the mean of colour and pattern, against the first frame and a slow average.
+    """Similarity of a box to the object, by colour and pattern, against the first frame and a slow average.
 
-    Colours are compared as Lab histograms (Bhattacharyya), patterns by normalised correlation, best of small shifts. The average
-    is updated only from frames with a high score, so that it does not learn an occluder. Only the ellipse within the box counts:
-    its corners mostly show the background, which a cut or a new place changes.
+    Colours are compared as Lab histograms (Bhattacharyya), patterns by normalised correlation, best of small
+    shifts. Only the ellipse within the box counts, as its corners show the background. Only confident frames
+    update the average, so that it does not learn an occluder.
     """
 
     SIDE, SHIFT, RATE, SURE = 32, 4, 0.05, 0.5
@@ -236,9 +234,9 @@ class _Appearance:
         return round(score, 4)
 
     def find(self, picture: np.ndarray, last: PixelBox) -> tuple[PixelBox, float]:
-        """The box in the whole picture that is most similar to the object, of about the size of ``last``, and its similarity.
+        """The box of about the size of ``last`` that is most similar to the object, and its similarity.
 
-        The patterns are correlated with a small copy in a few sizes; the best places are compared in full resolution.
+        The best places of a small copy are compared in full resolution.
         """
         width, height = last[2] - last[0], last[3] - last[1]
         ratio = min(1.0, SEARCH_SIDE / math.sqrt(width * height))
@@ -269,17 +267,18 @@ class _Appearance:
         patch = self._patch(picture, box)
         pattern = np.ascontiguousarray(patch[self.SHIFT : -self.SHIFT, self.SHIFT : -self.SHIFT])
         colours = self._colours(pattern)
-        return max(self._similarity(patch, colours, *reference) for reference in self._references), pattern, colours
-
-    def _similarity(self, patch: np.ndarray, colours: np.ndarray, pattern: np.ndarray, histogram: np.ndarray) -> float:
-        match = float(cv2.matchTemplate(patch, np.ascontiguousarray(pattern), cv2.TM_CCOEFF_NORMED, mask=self.WEIGHTS).max())
-        # A plain object has no pattern to correlate: use the colours alone.
-        overlap = float(np.sqrt(colours * histogram).sum())
-        colour = 1 - math.sqrt(max(0.0, 1 - overlap))
-        return colour if pattern.std() < 2 or not math.isfinite(match) else 0.5 * colour + 0.5 * min(1.0, max(0.0, match))
+        scores = []
+        for reference, histogram in self._references:
+            match = cv2.matchTemplate(patch, np.ascontiguousarray(reference), cv2.TM_CCOEFF_NORMED, mask=self.WEIGHTS).max()
+            colour = 1 - math.sqrt(max(0.0, 1 - float(np.sqrt(colours * histogram).sum())))
+            # A plain object has no pattern to correlate: use the colours alone.
+            plain = reference.std() < 2 or not math.isfinite(match)
+            scores.append(colour if plain else 0.5 * colour + 0.5 * min(1.0, max(0.0, float(match))))
+        return max(scores), pattern, colours
 
     def _patch(self, picture: np.ndarray, box: PixelBox) -> np.ndarray:
-        """The box scaled to float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT on each side."""
+        """The box scaled to float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT on each
+        side."""
         x0, y0, x1, y1 = box
         height, width = picture.shape[:2]
         more_x, more_y = (x1 - x0) * 0.2 + 1, (y1 - y0) * 0.2 + 1

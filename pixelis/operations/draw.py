@@ -1,6 +1,7 @@
-"""Draws the results of operations: masks, boxes, text lines and tracks, with labels that are readable on any background.
+"""Draws the results of operations: masks, boxes, text lines and tracks, with labels readable on any
+background.
 
-Pure functions of pixels and of an observation's ``data``. The data may come from a file: invalid entries are skipped.
+The data may come from a file: invalid entries are skipped.
 """
 
 from __future__ import annotations
@@ -43,13 +44,12 @@ Pixels = tuple[int, int, int, int]
 def annotate(
     picture: np.ndarray, data: Mapping[str, Any], region: Box = WHOLE, frame: int | None = None, root: str | None = None
 ) -> np.ndarray:
-    """Draw the objects, boxes, lines and tracks of an observation's data on a copy of ``picture``.
+    """Draw the items of an observation's data on a copy of ``picture``, uint8 [h, w, 3], RGB.
 
-    ``picture``: uint8 [h, w, 3], RGB; shows ``region`` (0..1) of the whole picture or frame at any resolution. ``frame``: its
-    number in a clip; objects of other frames are skipped, and tracks show their box in this frame (without a number, their last
-    box). ``root``: the media that it shows; objects and tracks of other media are skipped. ``data["boxes"]``: further boxes, or
-    ``{"box": ..., "label": ...}``; ``["points"]``: points, or ``{"point": ..., "label": ...}``; ``["segments"]``: lines through
-    points, ``{"points": [...], "label": ...}``.
+    ``region``: what the picture shows, 0..1 of the whole picture or frame. ``frame``, ``root``: skip objects
+    of other frames and media; tracks show their box in this frame, or their last one. Keys: ``objects``,
+    ``lines``, ``tracks``; ``boxes`` and ``points``, plain or as ``{"box": ..., "label": ...}`` and
+    ``{"point": ..., "label": ...}``; ``segments`` ``{"points": [...], "label": ...}``.
     """
     canvas = np.array(picture, dtype=np.uint8, order="C")
     pen = _Pen(canvas, region)
@@ -92,7 +92,8 @@ def annotate(
 
 
 def caption(picture: np.ndarray, text: str) -> np.ndarray:
-    """Draw a short text, such as a frame number, in the lower left corner of a copy of a picture (uint8 [h, w, 3])."""
+    """Draw a short text, such as a frame number, in the lower left corner of a copy of a picture (uint8 [h,
+    w, 3])."""
     canvas = np.array(picture, dtype=np.uint8, order="C")
     pen = _Pen(canvas, WHOLE)
     patch = pen.patch(text, (235, 235, 235))
@@ -102,7 +103,8 @@ def caption(picture: np.ndarray, text: str) -> np.ndarray:
 
 
 def contact_sheet(pictures: Sequence[np.ndarray], columns: int = 4, width: int = 1600) -> np.ndarray:
-    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, at most ``width``, 3]."""
+    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, at most
+    ``width``, 3]."""
     gap = 6
     columns = max(1, min(columns, len(pictures)))
     cell = min((width - gap * (columns + 1)) // columns, max(p.shape[1] for p in pictures))
@@ -175,7 +177,8 @@ def _draw_track(pen: _Pen, track: Mapping[str, Any], colour: Colour, frame: int 
 
 
 class _Pen:
-    """Draws on a canvas in place. Coordinates are 0..1 of the whole picture, of which the canvas shows a region."""
+    """Draws on a canvas in place. Coordinates are 0..1 of the whole picture, of which the canvas shows a
+    region."""
 
     def __init__(self, canvas: np.ndarray, region: Box):
         self.canvas = canvas
@@ -198,7 +201,8 @@ class _Pen:
         return left, top, max(right, left + 1), max(bottom, top + 1)
 
     def box(self, box: Box, colour: Colour, thin: bool = False) -> None:
-        """Draw a frame around a box, covering none of it: coloured inside a dark line, visible on light and dark backgrounds."""
+        """Draw a frame around a box: coloured inside a dark line, to be visible on light and dark
+        backgrounds."""
         if (edges := self.pixels(box)) is None:
             return
         left, top, right, bottom = edges
@@ -233,7 +237,8 @@ class _Pen:
         cv2.circle(self.canvas, start, 2 * self.line + 1, colour, -1, cv2.LINE_AA)
 
     def tint(self, code: Any, colour: Colour) -> tuple[np.ndarray, int, int] | None:
-        """Tint a mask of the whole picture; returns its part on the canvas as (uint8 [h, w], left, top), or None."""
+        """Tint a mask of the whole picture; returns its part on the canvas as (uint8 [h, w], left, top), or
+        None."""
         if code is None:
             return None
         try:
@@ -274,33 +279,30 @@ class _Pen:
     def label(self, box: Box, text: str, colour: Colour, fallback: str | None = None) -> None:
         """Draw a text beside a box where it covers neither text nor another label.
 
-        Where there is no room, or the font lacks its letters, ``fallback`` (by default the text) is drawn at the corner.
+        Without room, or letters in the font, ``fallback`` (by default the text) is drawn at the corner.
         """
         if not text or (edges := self.pixels(box)) is None:
             return
-        if _drawable(text) and (patch := self.patch(text, colour)) is not None and self._place_beside(edges, patch):
-            return
+        left, top, right, bottom = edges
+        # Pillow's default font has Latin letters and a few symbols.
+        drawable = all(character < "\u0180" or character in "–—‘’“”…€™•" for character in text)
+        if drawable and (patch := self.patch(text, colour)) is not None:
+            height, width = patch.shape[:2]
+            start = min(max(left, 0), max(0, self.width - width))
+            for x, y in ((start, top - height), (start, bottom), (right, top), (left - width, top), (start, top)):
+                inside = x >= 0 and y >= 0 and x + width <= self.width and y + height <= self.height
+                if inside and all(x >= x1 or x + width <= x0 or y >= y1 or y + height <= y0 for x0, y0, x1, y1 in self.occupied):
+                    self.paste(patch, x, y)
+                    return
         patch = self.patch(text if fallback is None else fallback, colour)
-        if patch is not None:
-            top = edges[1] - patch.shape[0] // 2 if fallback is not None else edges[1]
-            left = edges[0] - patch.shape[1] if fallback is not None else edges[0]
+        if patch is not None and fallback is not None:
+            self.paste(patch, left - patch.shape[1], top - patch.shape[0] // 2)
+        elif patch is not None:
             self.paste(patch, left, top)
 
-    def _place_beside(self, edges: Pixels, patch: np.ndarray) -> bool:
-        height, width = patch.shape[:2]
-        left, top, right, bottom = edges
-        start = min(max(left, 0), max(0, self.width - width))
-        for x, y in ((start, top - height), (start, bottom), (right, top), (left - width, top), (start, top)):
-            spot = (x, y, x + width, y + height)
-            if x < 0 or y < 0 or spot[2] > self.width or spot[3] > self.height:
-                continue
-            if not any(_overlap(spot, area) for area in self.occupied):
-                self.paste(patch, x, y)
-                return True
-        return False
-
     def patch(self, text: str, colour: Colour) -> np.ndarray | None:
-        """A label, uint8 [h, w, 3]: black letters on the colour, truncated to the canvas; None when the canvas is too small."""
+        """A label, uint8 [h, w, 3]: black letters on the colour, truncated to the canvas; None when the
+        canvas is too small."""
         text = " ".join(text.split())
         text = text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
         while (patch := _patch(text, self.font, colour)).shape[1] > self.width and len(text) > 3:
@@ -313,15 +315,6 @@ class _Pen:
         left, top = min(max(left, 0), self.width - width), min(max(top, 0), self.height - height)
         self.canvas[top : top + height, left : left + width] = patch
         self.occupied.append((left, top, left + width, top + height))
-
-
-def _overlap(a: Pixels, b: Pixels) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def _drawable(text: str) -> bool:
-    """True when Pillow's default font has the characters: Latin and a few symbols."""
-    return all(character < "\u0180" or character in "–—‘’“”…€™•" for character in text)
 
 
 @lru_cache(maxsize=1024)

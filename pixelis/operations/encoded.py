@@ -31,8 +31,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> bytes:
     """Return the encoded bytes of a picture or clip, at least 1 and at most ``max_bytes``.
 
-    Raises BadImage with code ``{kind}_scheme``, ``_not_found``, ``_empty``, ``_too_many_bytes``, or ``_undecodable`` for a broken
-    ``data:`` URL. Any path is opened: a gateway must let only ``data:`` URLs through.
+    Raises BadImage with code ``{kind}_scheme``, ``_not_found``, ``_empty``, ``_too_many_bytes``, or
+    ``_undecodable`` for a broken ``data:`` URL. Any path is opened: a gateway must let only ``data:`` URLs
+    through.
     """
     noun = _NOUNS[kind]
     if isinstance(source, bytes):
@@ -96,7 +97,8 @@ def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of base64 with or without line breaks and padding, in the usual or the URL-safe alphabet, percent-encoded or not.
+    """The bytes of base64 with or without line breaks and padding, in the usual or the URL-safe alphabet,
+    percent-encoded or not.
 
     Raises ValueError for other text.
     """

@@ -22,8 +22,6 @@ _LAPLACIANS = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
 
 
 class EnhanceArguments(OperationArguments):
-    """``method``: what to improve. ``box``: the region, 0..1 of the target; None for all of it."""
-
     method: Method = Field(
         description="contrast (evens out light and shade), brighten (for dark regions), sharpen (edges) or denoise (grain)"
     )
@@ -48,8 +46,7 @@ class Enhance(Operation):
         Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip too thin to show.
         """
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = target.pixels(box)
-        region, method = target.picture[top:bottom, left:right], METHODS[arguments.method]
+        region, method = target.crop(box), METHODS[arguments.method]
         plain = scene.fit_crop(region)
         # Enlarging makes noise look like detail, so small regions are improved first; but sharpening is for the shown pixels.
         if plain.size > region.size and arguments.method != "sharpen":
@@ -67,14 +64,16 @@ class Enhance(Operation):
 
 
 def contrast(pixels: np.ndarray) -> np.ndarray:
-    """Equalise the lightness of each neighbourhood, with limited gain (CLAHE, Zuiderveld 1994): uint8 [h, w, 3]."""
+    """Equalise the lightness of each neighbourhood, with limited gain (CLAHE, Zuiderveld 1994): uint8 [h, w,
+    3]."""
     lab = cv2.cvtColor(pixels, cv2.COLOR_RGB2LAB)
     lab[..., 0] = cv2.createCLAHE(CLIP_LIMIT, (TILES, TILES)).apply(np.ascontiguousarray(lab[..., 0]))
     return cv2.cvtColor(lab, cv2.COLOR_LAB2RGB)
 
 
 def brighten(pixels: np.ndarray) -> np.ndarray:
-    """Raise dark values by the gamma that moves the median of the brightness to the middle: uint8 [h, w, 3]; never darker."""
+    """Raise dark values by the gamma that moves the median of the brightness to the middle: uint8 [h, w, 3];
+    never darker."""
     median = min(max(float(np.median(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY))) / 255, 1 / 255), 0.5)
     gamma = min(math.log(median) / math.log(0.5), MAX_GAMMA)
     curve = np.round(255 * (np.arange(256) / 255) ** (1 / gamma)).astype(np.uint8)
@@ -87,7 +86,8 @@ def sharpen(pixels: np.ndarray) -> np.ndarray:
 
 
 def denoise(pixels: np.ndarray) -> np.ndarray:
-    """Bilateral filter (Tomasi and Manduchi, 1998) with four times the measured noise as its colour sigma: uint8 [h, w, 3]."""
+    """Bilateral filter (Tomasi and Manduchi, 1998) with four times the measured noise as its colour sigma:
+    uint8 [h, w, 3]."""
     return cv2.bilateralFilter(pixels, 7, min(max(4 * noise(pixels), 4.0), 120.0), 2.0)
 
 

@@ -1,7 +1,7 @@
-"""Environments: tools with a state of their own, beside the pure operations.
+"""Environments: tools with a state, beside the pure operations.
 
-An environment is created for one episode and lives in one toolbox process until the episode ends. The policy calls its actions as
-it calls operations; each call changes the state and may earn a reward or end the episode.
+An environment lives in one toolbox process for one episode. The policy calls its actions as it calls
+operations; a call may change the state, earn a reward or end the episode.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ PARENT = "environment"
 
 
 class EnvironmentAction(Operation):
-    """Base class of the actions of an environment: a name, a description and ``Arguments``. It has no target and no ``run``."""
+    """Base class of the actions of an environment: a name, a description and ``Arguments``; no target and no
+    ``run``."""
 
     targeted = False
 
 
 @dataclass(slots=True)
 class EnvironmentResult:
-    """What an environment shows and says: ``text`` for the policy, ``images`` uint8 [h, w, 3] of any size, a reward.
+    """What an environment shows and says: ``text`` for the policy, ``images`` uint8 [h, w, 3] of any size, a
+    reward.
 
-    ``done`` ends the episode. ``data`` is for own rewards and evaluation: plain values.
+    ``done`` ends the episode. ``data``: plain values for own rewards and evaluation.
     """
 
     text: str = ""
@@ -46,9 +48,9 @@ class EnvironmentResult:
 
 
 class Environment:
-    """Base class of environments. ``name`` is what rows call it (``env_name``), ``actions`` are what the policy may call.
+    """Base class of environments; an object is one episode, constructed without arguments.
 
-    One object is one episode; its class is constructed without arguments.
+    ``name``: what rows call it (``env_name``). ``actions``: what the policy may call.
     """
 
     name: ClassVar[str]
@@ -57,22 +59,23 @@ class Environment:
     def reset(self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int) -> EnvironmentResult:
         """Start the episode; its text and images are shown below the question.
 
-        ``media``: the question's pictures (read-only uint8 [H, W, 3], full resolution) and clips by id. ``seed`` is the same for
-        all episodes of a question, which are compared with each other.
+        ``media``: the question's pictures (read-only uint8 [H, W, 3], full resolution) and clips by id.
+        ``seed`` is the same for all episodes of a question, which are compared with each other.
         """
         raise NotImplementedError
 
     def execute(self, action: Action) -> EnvironmentResult:
-        """Carry out a call, whose arguments are valid.
+        """Carry out a call with valid arguments.
 
-        Raise OperationError for a call that is not possible now: the policy reads its code and message. Any other error ends
-        the episode, which then has no reward.
+        Raise OperationError for a call that is not possible now: the policy reads it. Any other error ends
+        the episode without a reward.
         """
         raise NotImplementedError
 
 
 def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
-    """The environments of these references (``package.module:Class`` or ``path.py:Class``) by their names. Raises BadConfig."""
+    """The environments of these references (``package.module:Class`` or ``path.py:Class``) by their names.
+    Raises BadConfig."""
     key, selected = "toolbox.environments", dict[str, type[Environment]]()
     for reference in names:
         kind = load_reference(reference, key)
@@ -89,7 +92,8 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
 
 
 def environment_of(question: Question, environments: Mapping[str, type[Environment]]) -> type[Environment] | None:
-    """The environment of a question, None for a question without one. Raises BadInput ``unknown_environment``."""
+    """The environment of a question, None for a question without one. Raises BadInput
+    ``unknown_environment``."""
     if question.environment is None:
         return None
     if question.environment not in environments:
@@ -106,10 +110,7 @@ def environment_of(question: Question, environments: Mapping[str, type[Environme
 def start(
     kind: type[Environment], question: Question, media: Mapping[str, np.ndarray | Clip], run_seed: int
 ) -> tuple[Environment, EnvironmentResult]:
-    """A new environment for an episode, and what it shows first.
-
-    Episodes of one question start from one state, because they are compared with each other.
-    """
+    """A new environment for an episode, and what it shows first; episodes of one question start alike."""
     environment = kind()
     seed = int.from_bytes(hashlib.blake2b(f"{run_seed} {question.id}".encode(), digest_size=4).digest())
     return environment, environment.reset(question, media, seed)

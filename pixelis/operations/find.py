@@ -14,11 +14,10 @@ from pydantic import Field, StringConstraints
 from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingFile
 from pixelis.operations import checkpoints
-from pixelis.operations.draw import annotate
-from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.masks import Edges
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.geometry import WHOLE, clamp, compose
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
+from pixelis.records import Box
 
 KINDS = {
     "owlvit": "OwlViTForObjectDetection",
@@ -41,8 +40,6 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class FindArguments(OperationArguments):
-    """``text``: the objects in words. ``box``: the region to search, 0..1 of the target; None for all of it."""
-
     text: Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)] = Field(
         description="what to find, one kind of object, such as: red cup"
     )
@@ -66,30 +63,32 @@ class Find(Operation):
 
     @classmethod
     def run(cls, arguments: FindArguments, target: Target, scene: Scene) -> Result:
-        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too low.
+        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too
+        low.
 
-        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError ``out_of_range``,
-        ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable checkpoint.
+        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError
+        ``out_of_range``, ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable
+        checkpoint.
         """
         detector = _detector(scene.settings)
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = edges = target.pixels(box)
-        picture = target.picture
-        boxes, scores = detector.detect(picture[top:bottom, left:right], arguments.text)
-        chosen = _select(boxes, scores, detector.threshold)
-        records = [_record(boxes[i], float(scores[i]), arguments.text, edges, target, detector.kind) for i in chosen]
+        boxes, scores = detector.detect(target.crop(box), arguments.text)
+        sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
+        kept = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), detector.threshold, OVERLAP), int).ravel()
+        chosen = sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
+        region = target.snap(box)
+        records = [
+            _record(compose(region, boxes[i].tolist()), float(scores[i]), arguments.text, target, detector.kind) for i in chosen
+        ]
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
             text = f"no {arguments.text} found; the best score {best} is below {detector.threshold:g}"
             return Result(text, data={"objects": []})
         lines = [f"{len(records)} found: {arguments.text}"]
         for record in records:
-            place = scene.scale.around([min(max(v, 0.0), 1.0) for v in target.from_root(tuple(record["box"]))], target.id)
+            place = scene.place(record["box"], target)
             lines.append(f"{record['id']}: box {place} of {target.id}, score {record['score']:.2f}")
-        height, width = picture.shape[:2]
-        region = (left / width, top / height, right / width, bottom / height)
-        view = annotate(scene.fit_crop(picture[top:bottom, left:right]), {"objects": records}, region)
-        return Result("\n".join(lines), [View(view, box)], {"objects": records})
+        return Result("\n".join(lines), [scene.show(target, box, {"objects": records})], {"objects": records})
 
 
 def _detector(settings: ToolboxConfig) -> Detector:
@@ -98,24 +97,8 @@ def _detector(settings: ToolboxConfig) -> Detector:
     return load(settings.detector)
 
 
-def _select(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[int]:
-    """Indices of the boxes above the threshold, best first, without those that overlap a better one."""
-    sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
-    chosen = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), threshold, OVERLAP), int).ravel()
-    return sorted((int(i) for i in chosen), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
-
-
-def _record(place: np.ndarray, score: float, text: str, edges: Edges, target: Target, kind: str) -> dict[str, Any]:
+def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dict[str, Any]:
     """An object as other operations read it; it has a box and no mask."""
-    height, width = target.picture.shape[:2]
-    left, top, right, bottom = edges
-    x0, y0, x1, y1 = place.tolist()
-    box = (
-        (left + x0 * (right - left)) / width,
-        (top + y0 * (bottom - top)) / height,
-        (left + x1 * (right - left)) / width,
-        (top + y1 * (bottom - top)) / height,
-    )
     numbers = [round(v, 6) for v in box]
     key = json.dumps([target.root, target.frame, text, numbers])
     return {
@@ -139,7 +122,8 @@ class Detector:
         self.threshold = THRESHOLDS[self.kind]
 
     def detect(self, picture: np.ndarray, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8 [h, w, 3]."""
+        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8
+        [h, w, 3]."""
         import torch
 
         device = next(self.model.parameters()).device

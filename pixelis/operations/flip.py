@@ -14,8 +14,6 @@ SWAPS = {"horizontal": "left and right", "vertical": "top and bottom"}
 
 
 class FlipArguments(OperationArguments):
-    """``direction``: ``horizontal`` swaps left and right, ``vertical`` top and bottom. ``box``: 0..1 of the target; None: all."""
-
     direction: Literal["horizontal", "vertical"] = Field(
         description="horizontal swaps left and right, vertical swaps top and bottom"
     )
@@ -23,7 +21,7 @@ class FlipArguments(OperationArguments):
 
 
 class Flip(Operation):
-    """A view's box says which region it shows, never how: places in further calls stay those of the picture as it is."""
+    """The view's box is the region as it is: places in further calls are not mirrored."""
 
     name = "flip"
     description = (
@@ -35,13 +33,9 @@ class Flip(Operation):
 
     @classmethod
     def run(cls, arguments: FlipArguments, target: Target, scene: Scene) -> Result:
-        """One mirrored view of exactly the region's pixels.
-
-        Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip too thin to show.
-        """
+        """One mirrored view. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip
+        too thin to show."""
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = target.pixels(box)
-        axis = 1 if arguments.direction == "horizontal" else 0
-        view = scene.fit_crop(np.flip(target.picture[top:bottom, left:right], axis).copy())
+        view = scene.fit_crop(np.flip(target.crop(box), 1 if arguments.direction == "horizontal" else 0).copy())
         text = f"flipped, {SWAPS[arguments.direction]} swapped; places are of {target.id} as it was, not flipped"
         return Result(text, [View(view, box)], {"direction": arguments.direction})

@@ -1,7 +1,7 @@
 """Boxes: validation, clamping, and mapping from a view back to the full-resolution picture.
 
-A box is x0, y0, x1, y1 in 0..1 of one view. A view stores its parent and its box in the parent, so a chain of crops composes to
-a box of the question's own picture.
+A box is x0, y0, x1, y1 in 0..1 of one view. A view stores its parent and its box in the parent, so a chain of
+crops composes to a box of the question's own picture.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
     """
     by_id = {image.id: image for image in images}
     if target not in by_id:
-        raise OperationError(f"no image {target[:20]}, use {_names(images)}", code="bad_target")
+        names = [image.id for image in images]
+        known = ", ".join(names if len(names) <= 6 else [*names[:5], "...", names[-1]]) or "none"
+        raise OperationError(f"no image {target[:20]}, use {known}", code="bad_target")
     links = [by_id[target]]
     while (parent := links[-1].parent) is not None and links[-1].frame is None:
         if parent not in by_id or len(links) > len(by_id):
@@ -106,9 +108,11 @@ def to_root(links: Sequence[ImageView], box: Box = WHOLE) -> Box:
 
 
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the nearest.
+    """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the
+    nearest.
 
-    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels, also one that `compose` has rounded to nothing.
+    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels, also one that `compose` has
+    rounded to nothing.
     """
     is_empty = box[0] == box[2] or box[1] == box[3]
     x0, y0, x1, y1 = clamp(box) if not is_empty else (0.0,) * 4
@@ -116,8 +120,3 @@ def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
     if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
         raise OperationError(f"the region is {right - left}x{bottom - top} pixels, at least {MIN_SIDE}", code="too_small")
     return left, top, right, bottom
-
-
-def _names(images: Sequence[ImageView]) -> str:
-    names = [image.id for image in images]
-    return ", ".join(names if len(names) <= 6 else [*names[:5], "...", names[-1]]) or "none"

@@ -1,9 +1,10 @@
-"""GET_PROPERTIES: measure colour, texture, shape, size, position and appearance of an object, a region or a picture."""
+"""GET_PROPERTIES: measure colour, texture, shape, size, position and appearance of an object, a region or a
+picture."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -30,11 +31,13 @@ SAMPLE = 40_000
 CATEGORIES = ((0.01, "tiny"), (0.05, "small"), (0.2, "medium"), (0.5, "large"), (math.inf, "very_large"))
 GREY_LEVELS = 32
 
-Values = dict[str, dict[str, Any]]
+Values = dict[str, tuple[Any, str] | tuple[Any, str, int]]
+"""Value, unit, and for a float its number of digits, by default 3."""
 
 
 class PropertiesArguments(OperationArguments):
-    """``object``: id of an object or track, ``box``: a region 0..1 of the target, or ``mask``: a COCO code; default: all."""
+    """At most one of ``object`` (an id), ``box`` (0..1 of the target) and ``mask`` (a COCO code); default:
+    all."""
 
     object: str | None = None
     box: BoxArgument | None = None
@@ -83,7 +86,8 @@ class Selection:
 
     @cached_property
     def core(self) -> np.ndarray:
-        """The scaled mask without its border, where a 3 x 3 window would see the background; the whole mask if that is empty."""
+        """The scaled mask without its border, where a 3 x 3 window sees the background; if that is empty, the
+        whole mask."""
         inside = self.scaled[1]
         core = cv2.erode(np.pad(inside.astype(np.uint8), 1, mode="edge"), np.ones((3, 3), np.uint8))[1:-1, 1:-1] > 0
         return core if core.any() else inside
@@ -101,23 +105,39 @@ class GetProperties(Operation):
 
     @classmethod
     def run(cls, arguments: PropertiesArguments, target: Target, scene: Scene) -> Result:
-        """Return text and ``data["properties"]``: {group: {name: {"value", "unit"}}}; no picture.
+        """Return text and ``data["properties"]``: {group: {name: {"value", "unit"}}}.
 
-        The shape of a box or of a whole picture, a rectangle, is measured only on request. Raises OperationError
-        ``unknown_object``, ``bad_arguments`` (a mask of another size), ``noselection_found`` (an empty mask), ``too_small``.
+        Raises OperationError ``unknown_object``, ``bad_arguments`` (a mask of another size),
+        ``nothing_found`` (an empty mask), ``too_small``.
         """
         target, selection, title = _select(arguments, target, scene)
         groups = arguments.groups or [g for g in GROUPS if g != "shape" or selection.outlined]
-        measured = {group: MEASURES[group](selection) for group in GROUPS if group in groups}
-        text = "\n".join([title, *_lines(measured, selection, target, scene)])
-        return Result(text, data={"properties": measured})
+        measured: dict[Group, dict[str, dict[str, Any]]] = {}
+        for group in (g for g in GROUPS if g in groups):
+            measured[group] = {}
+            for name, (value, unit, *digits) in MEASURES[group](selection).items():
+                if isinstance(value, (float, np.floating)):
+                    value = round(float(value), *(digits or [3]))
+                measured[group][name] = {"value": value, "unit": unit}
+        lines = [title]
+        for group, values in measured.items():
+            v = {name: entry["value"] for name, entry in values.items()}
+            place = _place(v["normalised"], selection, target, scene) if group == "position" else ""
+            lines += _group_lines(group, v, place)
+        if "shape" not in measured and not selection.outlined and len(measured) > 1:
+            lines.append("a box has no outline: use segment_object_at to measure an object's shape")
+        return Result("\n".join(lines), data={"properties": measured})
 
 
 def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tuple[Target, Selection, str]:
     """The target that contains the selection, the selection, and its title in the text."""
     if arguments.object is not None:
         record = scene.object(arguments.object)
-        target = _target_of(record, target, scene)
+        if (record["root"], record["frame"]) != (target.root, target.frame):
+            # The object is elsewhere: take the whole picture or frame that has it.
+            if record["root"] not in scene.media:
+                raise OperationError(f"the media {str(record['root'])[:20]} is not loaded", code="bad_target")
+            target = Target(record["root"], record["root"], scene.media[record["root"]], record["frame"])
         title = f"{record['kind']} {record['id']} of {target.id}" + _frame_suffix(target)
         if record.get("mask") is not None:
             return target, _masked(target, record["mask"]), title
@@ -128,15 +148,6 @@ def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tup
     if arguments.box is None:
         return target, selection, f"all of {target.id}"
     return target, selection, f"box {scene.scale.around(geometry.clamp(arguments.box), target.id)} of {target.id}"
-
-
-def _target_of(record: Mapping[str, Any], target: Target, scene: Scene) -> Target:
-    """``target`` if it shows the object's picture or frame, else that whole picture or frame."""
-    if (record["root"], record["frame"]) == (target.root, target.frame):
-        return target
-    if record["root"] not in scene.media:
-        raise OperationError(f"the media {str(record['root'])[:20]} is not loaded", code="bad_target")
-    return Target(record["root"], record["root"], scene.media[record["root"]], record["frame"])
 
 
 def _frame_suffix(target: Target) -> str:
@@ -154,10 +165,6 @@ def _boxed(target: Target, edges: masks.Edges) -> Selection:
     return Selection(target.picture, mask, False)
 
 
-def _value(value: Any, unit: str, digits: int = 3) -> dict[str, Any]:
-    return {"value": round(float(value), digits) if isinstance(value, (float, np.floating)) else value, "unit": unit}
-
-
 def color(selection: Selection) -> Values:
     """Exact mean, variance and histogram of all pixels; dominant colour of a sample; HSV of the scaled copy."""
     mean, deviation = cv2.meanStdDev(selection.pixels, mask=selection.inside)
@@ -172,21 +179,21 @@ def color(selection: Selection) -> Values:
         cv2.calcHist([selection.pixels], [c], selection.inside, [8], [0, 256]).ravel() / selection.mask.area for c in range(3)
     ]
     return {
-        "name": _value(name, "name"),
-        "near": _value(colours.between(np.array(rgb)), "name"),
-        "dominant": _value(rgb, "RGB 0..255"),
-        "dominant_share": _value(share, "ratio"),
-        "mean": _value([round(v, 3) for v in mean.ravel().tolist()], "RGB 0..255"),
-        "variance": _value([round(v * v, 3) for v in deviation.ravel().tolist()], "(0..255)^2"),
-        "brightness": _value(hsv[:, 2].mean(), "0..1"),
-        "saturation": _value(hsv[:, 1].mean(), "0..1"),
-        "hue": _value(hue, "deg", 1),
-        "histogram": _value([[round(v, 5) for v in c.tolist()] for c in counts], "ratio, 8 bins of R, G, B"),
+        "name": (name, "name"),
+        "near": (colours.between(np.array(rgb)), "name"),
+        "dominant": (rgb, "RGB 0..255"),
+        "dominant_share": (share, "ratio"),
+        "mean": ([round(v, 3) for v in mean.ravel().tolist()], "RGB 0..255"),
+        "variance": ([round(v * v, 3) for v in deviation.ravel().tolist()], "(0..255)^2"),
+        "brightness": (hsv[:, 2].mean(), "0..1"),
+        "saturation": (hsv[:, 1].mean(), "0..1"),
+        "hue": (hue, "deg", 1),
+        "histogram": ([[round(v, 5) for v in c.tolist()] for c in counts], "ratio, 8 bins of R, G, B"),
     }
 
 
 def texture(selection: Selection) -> Values:
-    """Grey-level co-occurrence (32 levels, four directions, inside only), entropy, edge density, local binary patterns."""
+    """Grey-level co-occurrence (32 levels, four directions), entropy, edge density, local binary patterns."""
     from skimage.feature import graycomatrix, graycoprops, local_binary_pattern
 
     grey, inside, core = selection.grey, selection.scaled[1], selection.core
@@ -200,13 +207,13 @@ def texture(selection: Selection) -> Values:
     edges = cv2.Canny(grey, 60, 140) > 0
     patterns = local_binary_pattern(grey, 8, 1, "uniform")[core]
     return {
-        "contrast": _value(statistics["contrast"], "squared levels of 32"),
-        "homogeneity": _value(statistics["homogeneity"], "0..1"),
-        "energy": _value(statistics["energy"], "0..1"),
-        "correlation": _value(statistics["correlation"], "-1..1"),
-        "entropy": _value(max(0.0, -float((shares * np.log2(shares)).sum())), "bits"),
-        "edge_density": _value(float(edges[core].mean()), "ratio"),
-        "uniform_patterns": _value(float((patterns <= 8).mean()), "ratio"),
+        "contrast": (statistics["contrast"], "squared levels of 32"),
+        "homogeneity": (statistics["homogeneity"], "0..1"),
+        "energy": (statistics["energy"], "0..1"),
+        "correlation": (statistics["correlation"], "-1..1"),
+        "entropy": (max(0.0, -float((shares * np.log2(shares)).sum())), "bits"),
+        "edge_density": (float(edges[core].mean()), "ratio"),
+        "uniform_patterns": (float((patterns <= 8).mean()), "ratio"),
     }
 
 
@@ -215,8 +222,8 @@ def shape(selection: Selection) -> Values:
     measures = shapes.measure(selection.mask.inside)
     unit = dict.fromkeys(("perimeter", "rotated_length", "rotated_width"), "px") | {"orientation": "deg"}
     unit |= {"corners": "count", "holes": "count"}
-    values = {name: _value(value, unit.get(name, "ratio"), 4) for name, value in measures.items()}
-    return {"centroid": _value(_centroid(selection), "0..1"), **values}
+    values = {name: (value, unit.get(name, "ratio"), 4) for name, value in measures.items()}
+    return {"centroid": (_centroid(selection), "0..1"), **values}
 
 
 def size(selection: Selection) -> Values:
@@ -224,18 +231,19 @@ def size(selection: Selection) -> Values:
     area, (height, width) = selection.mask.area, selection.mask.inside.shape
     share = area / (selection.mask.height * selection.mask.width)
     return {
-        "area_pixels": _value(area, "px^2"),
-        "relative_size": _value(share, "ratio", 6),
-        "bbox_width": _value(width, "px"),
-        "bbox_height": _value(height, "px"),
-        "diagonal": _value(math.hypot(width, height), "px"),
-        "equivalent_diameter": _value(math.sqrt(4 * area / math.pi), "px"),
-        "category": _value(next(name for bound, name in CATEGORIES if share < bound), "name"),
+        "area_pixels": (area, "px^2"),
+        "relative_size": (share, "ratio", 6),
+        "bbox_width": (width, "px"),
+        "bbox_height": (height, "px"),
+        "diagonal": (math.hypot(width, height), "px"),
+        "equivalent_diameter": (math.sqrt(4 * area / math.pi), "px"),
+        "category": (next(name for bound, name in CATEGORIES if share < bound), "name"),
     }
 
 
 def position(selection: Selection) -> Values:
-    """Position in the whole picture or frame; distances from the centre are in half diagonals (1 is a corner)."""
+    """Position in the whole picture or frame; distances from the centre are in half diagonals (1 is a
+    corner)."""
     x, y = _centroid(selection)
     height, width = selection.mask.height, selection.mask.width
     left, top, right, bottom = selection.mask.edges
@@ -243,19 +251,20 @@ def position(selection: Selection) -> Values:
     gaps = {"left": left, "top": top, "right": width - right, "bottom": height - bottom}
     nearest = min(gaps, key=lambda side: gaps[side])
     return {
-        "centroid": _value([round(x * width, 2), round(y * height, 2)], "px"),
-        "normalised": _value([x, y], "0..1"),
-        "quadrant": _value(f"{'upper' if y < 0.5 else 'lower'} {'left' if x < 0.5 else 'right'}", "name"),
-        "distance_from_center": _value(distance, "half diagonals", 4),
-        "is_centered": _value(distance < 0.1, "bool"),
-        "nearest_edge": _value(nearest, "name"),
-        "edge_distance": _value(gaps[nearest], "px"),
-        "touches_edge": _value([side for side, gap in gaps.items() if gap == 0], "names"),
+        "centroid": ([round(x * width, 2), round(y * height, 2)], "px"),
+        "normalised": ([x, y], "0..1"),
+        "quadrant": (f"{'upper' if y < 0.5 else 'lower'} {'left' if x < 0.5 else 'right'}", "name"),
+        "distance_from_center": (distance, "half diagonals", 4),
+        "is_centered": (distance < 0.1, "bool"),
+        "nearest_edge": (nearest, "name"),
+        "edge_distance": (gaps[nearest], "px"),
+        "touches_edge": ([side for side, gap in gaps.items() if gap == 0], "names"),
     }
 
 
 def appearance(selection: Selection) -> Values:
-    """Sharpness: variance of the Laplacian. Contrast: standard deviation of the luma. Focus: 1 - blur (Crete et al., 2007)."""
+    """Sharpness: variance of the Laplacian. Contrast: standard deviation of the luma. Focus: 1 - blur (Crete
+    et al., 2007)."""
     from skimage.measure import blur_effect
 
     grey = selection.grey
@@ -264,9 +273,9 @@ def appearance(selection: Selection) -> Values:
     # Blur is measured as the loss of detail by blurring again: it needs some detail and some room.
     focus = 1 - float(blur_effect(grey, h_size=5)) if min(grey.shape) >= 12 and grey.std() > 1 else None
     return {
-        "sharpness": _value(float(laplacian.var()), "(0..255)^2", 1),
-        "contrast": _value(spread / 255, "0..0.5"),
-        "focus": _value(focus if focus is None or math.isfinite(focus) else None, "0..1"),
+        "sharpness": (float(laplacian.var()), "(0..255)^2", 1),
+        "contrast": (spread / 255, "0..0.5"),
+        "focus": (focus if focus is None or math.isfinite(focus) else None, "0..1"),
     }
 
 
@@ -288,33 +297,21 @@ def _centroid(selection: Selection) -> list[float]:
     ]
 
 
-def _lines(measured: dict[Group, Values], selection: Selection, target: Target, scene: Scene) -> list[str]:
-    """The text of each group; histograms and derived values are only in the data."""
-    lines = []
-    for group, values in measured.items():
-        v = {name: entry["value"] for name, entry in values.items()}
-        lines += _group_lines(group, v)
-        if group == "position":
-            lines[-1] = _position_text(v, selection, target, scene) + lines[-1]
-    if "shape" not in measured and not selection.outlined and len(measured) > 1:
-        lines.append("a box has no outline: use segment_object_at to measure an object's shape")
-    return lines
-
-
-def _position_text(v: dict[str, Any], selection: Selection, target: Target, scene: Scene) -> str:
-    x, y = v["normalised"]
+def _place(centre: tuple[float, float], selection: Selection, target: Target, scene: Scene) -> str:
+    """Centre and box of the selection in the policy's scale, for the text of ``position``."""
+    x, y = centre
     x, y = target.from_root((x, y, x + 1, y + 1))[:2]
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        return f"position: outside {target.id}; "
+        return f"outside {target.id}; "
     try:
-        box = scene.scale.around([min(max(n, 0.0), 1.0) for n in target.from_root(selection.mask.box)], target.id)
-        return f"position: center {scene.scale.write((x, y), target.id)}, box {box} of {target.id}; "
+        center, box = scene.scale.write((x, y), target.id), scene.place(selection.mask.box, target)
+        return f"center {center}, box {box} of {target.id}; "
     except OperationError:  # the scale has no numbers for a view that was never shown
-        return "position: "
+        return ""
 
 
-def _group_lines(group: Group, v: dict[str, Any]) -> list[str]:
-    """The text of one group from its values by name."""
+def _group_lines(group: Group, v: dict[str, Any], place: str) -> list[str]:
+    """The text of one group; histograms and derived values are only in the data."""
     if group == "color":
         dominant, mean = (", ".join(f"{channel:.0f}" for channel in v[name]) for name in ("dominant", "mean"))
         near = f", close to {v['near']}" if v["near"] else ""
@@ -348,6 +345,7 @@ def _group_lines(group: Group, v: dict[str, Any]) -> list[str]:
         area = "centered" if v["is_centered"] else v["quadrant"]
         touching = ", ".join(v["touches_edge"])
         edge = f"touches {touching}" if touching else f"{v['edge_distance']} px to {v['nearest_edge']}"
+        area = f"position: {place}{area}"
         return [f"{area}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} edge of the whole image"]
     focus = "too little detail to measure focus" if v["focus"] is None else f"focus {v['focus']:.2f} (0..1)"
     sharpness = f"sharpness {v['sharpness']:.0f} (variance of Laplacian)"

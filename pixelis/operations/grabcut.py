@@ -1,9 +1,9 @@
-"""The classical segmenter: finds the object at a point or in a box from colours and edges, without weights.
+"""The classical segmenter: the object at a point or in a box, from colours and edges, without weights.
 
-For a point, several methods propose regions at all scales: graph-based segmentation, colour tolerance, and GrabCut from discs
-around the point. The winner agrees with most other proposals, differs from its surroundings and touches the border little. For a
-box, GrabCut decides alone. The outline is then refined along the picture's edges. All methods work on a copy of at most WORK
-pixels a side.
+For a point, graph-based segmentation, colour tolerance and GrabCut from discs propose regions at all scales;
+the winner agrees with most others, differs from its surroundings and touches the border little. For a box,
+GrabCut decides alone. Both work on a copy of at most WORK pixels a side; the outline is then refined along
+the picture's edges.
 """
 
 from __future__ import annotations
@@ -20,33 +20,29 @@ from pixelis.operations.pixel_budget import shrink
 WORK = 256
 """Longest side of the copy that is segmented."""
 REFINE = 768
-"""Longest side up to which the outline is refined along the picture's edges; beyond that it is only enlarged."""
+"""Longest side up to which the outline follows the picture's edges; larger ones are enlarged."""
 MIN_CONTRAST = 0.03
 """Least contrast (0..1) of a region to its surroundings."""
 COLLAPSED, MIDDLE = 0.1, 0.5
-"""Below the share COLLAPSED of its box a region is tried again, with the middle (MIDDLE of each side) as certain object."""
+"""A region below the share COLLAPSED of its box is tried again with its middle (MIDDLE of each side) as
+certain object."""
 MIN_PIXELS = 12
 """Least pixels of a region in the copy."""
 
 WEIGHTS = {"agreement": 1.05, "contrast": 0.2, "solidity": 0.24, "border": -0.56}
-"""Weights of a region's features. Fitted by ridge regression to the overlap with true masks of 92 objects, then rounded."""
+"""Weights of a region's features: ridge regression to the overlap with 92 true masks, rounded."""
 OFFSET = -0.11
 
 _CELL = np.ones((3, 3), np.uint8)
 
 
 def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], seed: int = 0) -> Segment:
-    """Segment the most distinct region around a point (pixels of the picture) within ``region``; see the module.
-
-    Raises OperationError ``nothing_found``.
-    """
+    """Segment the most distinct region around a point (pixels of the picture) in ``region``. Raises
+    ``nothing_found``."""
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], WORK)
-    height, width = small.shape[:2]
-    x = min(int((point[0] - left) * width / (right - left)), width - 1)
-    y = min(int((point[1] - top) * height / (bottom - top)), height - 1)
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
-    proposed = proposals(small, (x, y), seed)
+    proposed = proposals(small, point_in(small, region, point), seed)
     scores = _scores(proposed, lab) if proposed else np.full(1, -np.inf)
     best = int(np.argmax(scores))
     if not np.isfinite(scores[best]):
@@ -57,18 +53,13 @@ def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], see
 
 
 def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
-    """Segment with GrabCut: the box is probable foreground, its surroundings are background.
-
-    Raises OperationError ``nothing_found``.
-    """
+    """Segment with GrabCut: the box is probable foreground, the rest background. Raises ``nothing_found``."""
     height, width = picture.shape[:2]
     left, top, right, bottom = box
     across, down = max(2, (right - left) // 3), max(2, (bottom - top) // 3)
     region = max(0, left - across), max(0, top - down), min(width, right + across), min(height, bottom + down)
     small = shrink(picture[region[1] : region[3], region[0] : region[2]], WORK)
-    fx, fy = small.shape[1] / (region[2] - region[0]), small.shape[0] / (region[3] - region[1])
-    x0, y0 = round((left - region[0]) * fx), round((top - region[1]) * fy)
-    x1, y1 = max(x0 + 1, round((right - region[0]) * fx)), max(y0 + 1, round((bottom - region[1]) * fy))
+    x0, y0, x1, y1 = box_in(small, region, box)
     labels = np.full(small.shape[:2], cv2.GC_BGD, np.uint8)
     labels[y0:y1, x0:x1] = cv2.GC_PR_FGD
     if (x0, y0, x1, y1) == (0, 0, small.shape[1], small.shape[0]):  # no surroundings: use the border
@@ -94,15 +85,37 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
     return Segment(mask, round(float(np.clip(score, 0.0, 1.0)), 3), "grabcut")
 
 
+def point_in(small: np.ndarray, region: Edges, point: tuple[float, float]) -> tuple[int, int]:
+    """The pixel (x, y) of ``small``, a copy of ``region``, that shows a point of the picture."""
+    left, top, right, bottom = region
+    height, width = small.shape[:2]
+    x, y = (point[0] - left) * width / (right - left), (point[1] - top) * height / (bottom - top)
+    return min(int(x), width - 1), min(int(y), height - 1)
+
+
+def box_in(small: np.ndarray, region: Edges, box: Edges) -> Edges:
+    """The pixels of ``small``, a copy of ``region``, that show a box of the picture; at least one."""
+    left, top, right, bottom = region
+    across, down = small.shape[1] / (right - left), small.shape[0] / (bottom - top)
+    x0, y0 = round((box[0] - left) * across), round((box[1] - top) * down)
+    return x0, y0, max(x0 + 1, round((box[2] - left) * across)), max(y0 + 1, round((box[3] - top) * down))
+
+
 def proposals(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:
-    """Regions at all scales that contain the pixel ``at`` (x, y) of a copy of at most WORK pixels a side: bool [h, w] each."""
+    """Regions at all scales that contain the pixel ``at`` (x, y): bool [h, w] each."""
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
-    proposed = [*_graph(small, lab, at), *_tolerance(lab, at), *_discs(small, at, seed)]
+    proposed = []
+    # Graph-based segments (Felzenszwalb and Huttenlocher), from fine to coarse.
+    for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
+        segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
+        proposed.append(fill(segments == segments[at[1], at[0]]))
+    proposed += [*_tolerance(lab, at), *_discs(small, at, seed)]
     return [r for r in proposed if MIN_PIXELS <= np.count_nonzero(r) <= 0.97 * r.size]
 
 
 def refine(small: np.ndarray, probabilities: np.ndarray, allowed: np.ndarray, seed: int) -> np.ndarray:
-    """GrabCut that starts from a map of probabilities (float32 [h, w]) and stays within ``allowed`` (bool [h, w])."""
+    """GrabCut that starts from a map of probabilities (float32 [h, w]) and stays within ``allowed`` (bool [h,
+    w])."""
     labels = np.where(probabilities > 0.5, cv2.GC_PR_FGD, cv2.GC_PR_BGD).astype(np.uint8)
     labels[probabilities > 0.9] = cv2.GC_FGD
     labels[(probabilities < 0.05) | ~allowed] = cv2.GC_BGD
@@ -120,15 +133,6 @@ def fill(region: np.ndarray) -> np.ndarray:
     ground = np.pad(region.astype(np.uint8), 1)
     cv2.floodFill(ground, None, (0, 0), 2)
     return ground[1:-1, 1:-1] != 2
-
-
-def _graph(small: np.ndarray, lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
-    """Graph-based segments (Felzenszwalb and Huttenlocher) that contain the point, from fine to coarse."""
-    result = []
-    for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
-        segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
-        result.append(fill(segments == segments[at[1], at[0]]))
-    return result
 
 
 def _tolerance(lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
@@ -192,10 +196,15 @@ def _scores(proposed: Sequence[np.ndarray], lab: np.ndarray) -> np.ndarray:
     areas = thumbs.sum(1)
     overlap = 2 * (thumbs @ thumbs.T) / (areas[:, None] + areas[None] + 1e-6)
     np.fill_diagonal(overlap, 0)
+    solidity = []
+    for region in proposed:
+        outlines, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+        hull, area = float(cv2.contourArea(cv2.convexHull(max(outlines, key=len)))), float(np.count_nonzero(region))
+        solidity.append(area / max(area, hull + 1))
     features = {
         "agreement": overlap.mean(1),
         "contrast": np.asarray([contrast(region, lab) for region in proposed]),
-        "solidity": np.asarray([_solidity(region) for region in proposed]),
+        "solidity": np.asarray(solidity),
         "border": np.asarray([on_border(region) for region in proposed]),
     }
     scores = OFFSET + sum((WEIGHTS[name] * values for name, values in features.items()), np.zeros(len(proposed)))
@@ -219,13 +228,6 @@ def _histogram(colours: np.ndarray) -> np.ndarray:
     return np.bincount(light.astype(np.int64) * 64 + a * 8 + b, minlength=512) / len(colours)
 
 
-def _solidity(region: np.ndarray) -> float:
-    outlines, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    hull = float(cv2.contourArea(cv2.convexHull(max(outlines, key=len))))
-    area = float(np.count_nonzero(region))
-    return area / max(area, hull + 1)
-
-
 def on_border(region: np.ndarray) -> float:
     """Share of the outline that lies on the border of the copy, 0..1."""
     inside = np.pad(region.astype(np.uint8), 1)
@@ -235,7 +237,7 @@ def on_border(region: np.ndarray) -> float:
 
 
 def _enlarge(picture: np.ndarray, region: Edges, inside: np.ndarray) -> Mask:
-    """Scale a region of the copy to the picture: refined along the picture's edges up to REFINE, then enlarged."""
+    """Scale a region of the copy to the picture, refined along its edges up to REFINE."""
     left, top, right, bottom = region
     height, width = inside.shape
     fx, fy = (right - left) / width, (bottom - top) / height

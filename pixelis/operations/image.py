@@ -20,22 +20,18 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Accepted formats. Formats that run an interpreter (EPS, PDF, SVG) are excluded."""
 
 _SIGNATURES = (
-    (re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*+(<!DOCTYPE\s+svg.*?>\s*)?<svg\b", re.DOTALL | re.IGNORECASE), "SVG"),
+    (re.compile(rb"(?s)\s*<(svg\b|(\?xml|!--|!doctype svg).{,900}?<svg\b)", re.IGNORECASE), "SVG"),
     (re.compile(rb"\s*<(!doctype html|html)", re.IGNORECASE), "an HTML page"),
     (re.compile(rb"%PDF-"), "PDF"),
-    (re.compile(rb"%!PS"), "PostScript"),
     (re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|mif1|msf1)", re.DOTALL), "HEIC"),
     (re.compile(rb"....ftyp(?!avi[fs])", re.DOTALL), "a video"),
     (re.compile(rb"\x1aE\xdf\xa3"), "a video"),
     (re.compile(rb"RIFF....AVI ", re.DOTALL), "a video"),
-    (re.compile(rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51", re.DOTALL), "JPEG 2000"),
-    (re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "), "JPEG XL"),
-    (re.compile(rb"8BPS"), "a Photoshop file"),
-    (re.compile(rb"\0\0[\1\2]\0"), "an icon"),
 )
 """First bytes of files that users send by mistake, and their names."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
-"""Most scans and segments of a JPEG: each scan is decoded over all pixels. Programs write up to about 20 scans."""
+"""Most scans, each of which is decoded over all pixels, and segments of a JPEG. Programs write about 20
+scans."""
 _MARKER = re.compile(rb"\xff([^\x00\x01\xff\xd0-\xd8])")
 """A JPEG marker that a length follows, or that of the end; no pixel data contain one."""
 _CONVERSIONS = {
@@ -55,13 +51,14 @@ def image_pixels(source: str | bytes | Path, max_bytes: int, max_pixels: int) ->
 def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int, draft: int | None = None) -> np.ndarray:
     """Decode a picture: encoded bytes, a file path or a ``data:`` URL -> read-only uint8 [H, W, 3], RGB.
 
-    EXIF orientation is applied, colours are converted to sRGB, transparency becomes white, 16 bits become the upper 8, and the
-    first frame or page is taken. Other metadata is ignored. ``draft``: number of pixels that suffice; a JPEG with more is scaled
-    down by 2, 4 or 8 while it is decoded, the other formats have no such scaling.
+    EXIF orientation is applied, colours become sRGB, transparency white, 16 bits the upper 8; the first frame
+    or page is taken. ``draft``: number of pixels that suffice; a larger JPEG is scaled down by 2, 4 or 8
+    while it is decoded.
 
-    Raises BadImage with code image_scheme, image_not_found, image_empty, image_too_many_bytes, image_too_many_pixels,
-    image_too_many_scans (JPEG), image_format (known but not accepted), image_mode (no agreed range of brightness) or
-    image_undecodable (damaged). Any path is opened: a gateway must let only ``data:`` URLs through.
+    Raises BadImage with code image_scheme, image_not_found, image_empty, image_too_many_bytes,
+    image_too_many_pixels, image_too_many_scans, image_format (known but not accepted), image_mode (no agreed
+    range of brightness) or image_undecodable. Any path is opened: a gateway must let only ``data:`` URLs
+    through.
     """
     data = read_encoded(source, max_bytes, "image")
     with _opened(data, max_pixels) as image:
@@ -73,14 +70,18 @@ def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int, draf
 
 @contextlib.contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture before decoding, inside the caps. Whatever the decoder raises in the block becomes BadImage."""
+    """The picture before decoding, inside the caps. Whatever the decoder raises in the block becomes
+    BadImage."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our caps are stricter than Pillow's warning
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 check_pixels(image.width, image.height, max_pixels, "image")
                 if isinstance(image, TiffImagePlugin.TiffImageFile):
-                    _check_tiles(image, max_pixels)
+                    # A small TIFF may declare huge tiles, each of which the decoder allocates as a whole.
+                    tile = math.prod(int(image.tag_v2.get(tag, 0)) for tag in (322, 323))
+                    if tile > max(max_pixels, 4 * image.width * image.height):
+                        raise BadImage(f"the picture has tiles of {tile} pixels", code="image_too_many_pixels")
                 if isinstance(image, JpegImagePlugin.JpegImageFile):
                     _check_scans(data)
                 yield image
@@ -89,53 +90,30 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError:
-        raise _unknown(data) from None
+        if error := not_accepted(data):
+            raise error from None
+        formats = ", ".join(FORMATS)
+        if any(signature.match(data[:1000]) for signature, _ in _SIGNATURES):
+            fix = f"send it as a clip, or a frame of it as one of {formats}"
+            raise BadImage("a video is not accepted as a picture", code="image_format", fix=fix) from None
+        message = f"the picture cannot be decoded: its header is damaged, or it is none of {formats}"
+        raise BadImage(message, code="image_undecodable", fix=f"send one of {formats}") from None
     except Exception as error:  # decoders raise nearly anything on damaged bytes
-        raise BadImage(
-            f"the picture cannot be decoded: {_reason(error)}", code="image_undecodable", fix="save it again with another program"
-        ) from None
+        # Text from the file itself is never quoted: it could address the reader of the error.
+        reason = " ".join(str(error).split())
+        known = isinstance(error, OSError) and len(reason) < 100 and reason.isascii()
+        message = f"the picture cannot be decoded: {reason if known else 'it is damaged'}"
+        raise BadImage(message, code="image_undecodable", fix="save it again with another program") from None
 
 
 def not_accepted(data: bytes) -> BadImage | None:
-    """The error for bytes of a recognised file type that is neither a picture nor a clip, such as PDF; None for all others."""
+    """The error for a recognised file type that is neither a picture nor a clip, such as PDF; None for all
+    others."""
     name = next((name for signature, name in _SIGNATURES if signature.match(data[:1000])), None)
     if name is None or name == "a video":
         return None
     fix = ", or ".join(filter(None, (_CONVERSIONS.get(name), f"convert it to one of {', '.join(FORMATS)}")))
     return BadImage(f"{name} is not accepted as a picture", code="image_format", fix=fix)
-
-
-def _unknown(data: bytes) -> BadImage:
-    """The error for bytes that no decoder accepts."""
-    formats = ", ".join(FORMATS)
-    if error := not_accepted(data):
-        return error
-    if any(signature.match(data[:1000]) for signature, _ in _SIGNATURES):
-        fix = f"send it as a clip, or a frame of it as one of {formats}"
-        return BadImage("a video is not accepted as a picture", code="image_format", fix=fix)
-    return BadImage(
-        f"the picture cannot be decoded: its header is damaged, or it is none of {formats}",
-        code="image_undecodable",
-        fix=f"send one of {formats}; TIFF with up to 16 bits a channel",
-    )
-
-
-def _reason(error: Exception) -> str:
-    """Why decoding failed. Text from the file itself is never quoted: it could address the reader of the error."""
-    message = " ".join(str(error).split())
-    if "too large" in message and isinstance(error, ValueError):
-        return "its metadata or colour profile is too large when unpacked"
-    if isinstance(error, OSError) and len(message) < 100 and message.isascii():
-        return message
-    return "it is damaged"
-
-
-def _check_tiles(image: TiffImagePlugin.TiffImageFile, max_pixels: int) -> None:
-    """Reject huge tiles: a small TIFF may declare them, and the decoder allocates each as a whole."""
-    tags = image.tag_v2
-    sides = [tags.get(tag, 0) for tag in (322, 323)]
-    if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > max(max_pixels, 4 * image.width * image.height):
-        raise BadImage(f"the picture has tiles of {sides[0]}x{sides[1]} pixels", code="image_too_many_pixels")
 
 
 def _check_scans(data: bytes) -> None:
@@ -164,12 +142,8 @@ def _rgb(image: Image.Image) -> np.ndarray:
         image = ImageChops.invert(image)  # Pillow inverts every CMYK JPEG, but only Adobe stores inverted values
     transparent = image.info.get("transparency")
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        values = np.asarray(image)
-        if image.mode == "F" and not np.isfinite(values).all():
-            raise BadImage("the picture has pixels that are not finite", code="image_mode", fix="convert it to 8 or 16 bits")
-        raise BadImage(
-            "32-bit pixels have no agreed range of brightness", code="image_mode", fix="convert the picture to 8 or 16 bits"
-        )
+        message = "32-bit pixels have no agreed range of brightness"
+        raise BadImage(message, code="image_mode", fix="convert the picture to 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):
         deep = np.asarray(image)
         grey = (deep >> 8).astype(np.uint8)
@@ -187,15 +161,10 @@ def _rgb(image: Image.Image) -> np.ndarray:
         image = image.convert("RGB")
     if profile:
         with contextlib.suppress(Exception):  # a broken profile is ignored
-            _to_srgb(image, profile)
+            embedded = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            if not ImageCms.getProfileDescription(embedded).strip().lower().startswith("srgb"):
+                ImageCms.profileToProfile(image, embedded, ImageCms.createProfile("sRGB"), inPlace=True)
     return _read_only(np.asarray(image))
-
-
-def _to_srgb(image: Image.Image, profile: bytes) -> None:
-    """Convert the colours of an embedded profile (Display P3, Adobe RGB, ...) to sRGB, in place."""
-    embedded = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-    if not ImageCms.getProfileDescription(embedded).strip().lower().startswith("srgb"):
-        ImageCms.profileToProfile(image, embedded, ImageCms.createProfile("sRGB"), inPlace=True)
 
 
 def _read_only(pixels: np.ndarray) -> np.ndarray:

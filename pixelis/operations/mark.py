@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, model_validator
 
 from pixelis.errors import OperationError
-from pixelis.operations.draw import annotate
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target
 
 MAX_MARKS = 40
 
@@ -17,8 +16,6 @@ Label = Annotated[str, StringConstraints(max_length=40)]
 
 
 class MarkArguments(OperationArguments):
-    """``boxes``, ``points``: what to mark, 0..1 of the target. ``labels``: of the boxes, then of the points; default: numbers."""
-
     boxes: list[BoxArgument] | None = Field(None, description="regions to frame")
     points: list[PointArgument] | None = Field(None, description="points to mark")
     labels: list[Label] | None = Field(None, description="a short label for each box, then for each point; default 1, 2, 3, ...")
@@ -37,7 +34,7 @@ class MarkArguments(OperationArguments):
 
 
 class Mark(Operation):
-    """The marks are in the shown view only; a zoom into it shows the picture as it is."""
+    """Only the shown view has the marks."""
 
     name = "mark"
     description = (
@@ -51,12 +48,10 @@ class Mark(Operation):
     def run(cls, arguments: MarkArguments, target: Target, scene: Scene) -> Result:
         """One drawn view; ``data["boxes"]`` and ``data["points"]`` keep the marks, 0..1 of the whole picture.
 
-        Raises OperationError ``out_of_range`` for a mark outside the target or the shown region, ``limit``, ``too_small``,
+        Raises OperationError ``out_of_range`` for a mark outside the shown region, ``limit``, ``too_small``,
         ``bad_box``, ``bad_point``.
         """
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = target.pixels(box)
-        height, width = target.picture.shape[:2]
         boxes, points = [clamp(b) for b in arguments.boxes or []], arguments.points or []
         labels = arguments.labels or [str(number) for number in range(1, len(boxes) + len(points) + 1)]
         x0, y0, x1, y1 = box
@@ -74,8 +69,5 @@ class Mark(Operation):
                 for point, label in zip(points, labels[len(boxes) :], strict=True)
             ],
         }
-        region = (left / width, top / height, right / width, bottom / height)
-        view = annotate(scene.fit_crop(target.picture[top:bottom, left:right]), data, region)
-        count = len(labels)
-        text = f"{count} mark{'s' if count > 1 else ''} drawn; {target.id} itself has none"
-        return Result(text, [View(view, box)], data)
+        text = f"{len(labels)} mark{'s' if len(labels) > 1 else ''} drawn; {target.id} itself has none"
+        return Result(text, [scene.show(target, box, data)], data)

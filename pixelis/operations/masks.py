@@ -1,7 +1,6 @@
 """Object masks: boolean windows, and COCO run lengths over the whole picture.
 
-A mask is stored as its bounding window, so that its cost depends on the object and not on the picture. COCO's run-length code
-(pycocotools) runs down the columns of the whole picture: counts of pixels outside, inside, outside, ...
+A mask is stored as its bounding window, so that it costs memory by the object, not by the picture.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ Edges = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window with corner ``left``, ``top``."""
+    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window with corner ``left``,
+    ``top``."""
 
     inside: np.ndarray
     left: int
@@ -74,25 +74,11 @@ class Mask:
 
     def encode(self) -> dict[str, Any]:
         """COCO's compressed run lengths over the whole picture: {"size": [height, width], "counts": str}."""
-        starts, ends = self._runs()
-        counts = np.diff(np.stack([starts, ends], 1).ravel(), prepend=0)
-        if ends[-1] < self.height * self.width:
-            counts = np.append(counts, self.height * self.width - ends[-1])
-        size = [self.height, self.width]
-        code = coco.frPyObjects({"size": size, "counts": counts.astype(np.uint32)}, *size)
-        return {"size": size, "counts": code["counts"].decode()}
-
-    def _runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of each run of inside pixels; pixels are numbered down the columns of the whole picture."""
-        columns = np.zeros((self.inside.shape[1], self.inside.shape[0] + 2), np.int8)
-        columns[:, 1:-1] = self.inside.T
-        change = np.diff(columns, axis=1)
-        column, row = np.nonzero(change == 1)
-        starts = (self.left + column) * self.height + self.top + row
-        column, row = np.nonzero(change == -1)
-        ends = (self.left + column) * self.height + self.top + row
-        separate = starts[1:] != ends[:-1]  # a run at the bottom of a column continues at the top of the next
-        return starts[np.append(True, separate)], ends[np.append(separate, True)]
+        full = np.zeros((self.height, self.width), np.uint8, order="F")
+        left, top, right, bottom = self.edges
+        full[top:bottom, left:right] = self.inside
+        code = coco.encode(full)
+        return {"size": [self.height, self.width], "counts": code["counts"].decode()}
 
 
 @dataclass(frozen=True)
@@ -105,23 +91,38 @@ class Segment:
 
 
 def encode(inside: np.ndarray) -> dict[str, Any]:
-    """COCO's compressed run lengths of a bool [height, width] mask. Raises OperationError ``nothing_found`` for an empty mask."""
+    """`Mask.encode` of a bool [height, width] mask. Raises OperationError ``nothing_found`` for an empty one."""
     return Mask.of(inside).encode()
 
 
 def decode(code: Any, height: int | None = None, width: int | None = None) -> Mask:
-    """Decode an untrusted COCO code, compressed (a string) or not (a list); it is validated before memory is allocated.
+    """Decode an untrusted COCO code, compressed (a string) or not (a list), validated before memory is
+    allocated.
 
-    ``height``, ``width``: the expected picture size. Raises OperationError ``bad_arguments`` for an invalid code or another size,
-    ``limit`` beyond MAX_PIXELS or MAX_COUNTS, ``nothing_found`` for an empty mask.
+    ``height``, ``width``: the expected picture size. Raises OperationError ``bad_arguments``, ``limit``
+    beyond MAX_PIXELS or MAX_COUNTS, ``nothing_found`` for an empty mask.
     """
-    size = _size(code)
-    if height is not None and width is not None and size != (height, width):
-        raise OperationError(
-            f"the mask is {size[0]}x{size[1]} (height x width), the picture {height}x{width}", code="bad_arguments"
-        )
+    if not isinstance(code, Mapping) or not {"size", "counts"} <= set(code):
+        raise OperationError('a mask is {"size": [height, width], "counts": ...}', code="bad_arguments")
+    size, counts = code["size"], code["counts"]
+    if not isinstance(size, (list, tuple)) or len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
+        raise OperationError("the mask's size is two whole numbers height, width", code="bad_arguments")
+    if size[0] * size[1] > MAX_PIXELS:
+        raise OperationError(f"the mask covers more than {MAX_PIXELS} pixels", code="limit")
+    if height is not None and width is not None and tuple(size) != (height, width):
+        message = f"the mask is {size[0]}x{size[1]} (height x width), the picture {height}x{width}"
+        raise OperationError(message, code="bad_arguments")
     height, width = size
-    counts = _counts(code["counts"])
+    if not isinstance(counts, (str, bytes, list, tuple)):
+        raise OperationError("the mask's counts are a string or a list of whole numbers", code="bad_arguments")
+    if len(counts) > MAX_COUNTS:
+        raise OperationError(f"the mask's counts are longer than {MAX_COUNTS}", code="limit")
+    if isinstance(counts, (str, bytes)):
+        counts = _unpack(counts)
+    elif all(type(n) is int and 0 <= n <= MAX_PIXELS for n in counts):
+        counts = np.asarray(counts, np.int64)
+    else:
+        raise OperationError("the mask's counts are whole numbers from 0", code="bad_arguments")
     # Each count is checked before the sum, which could overflow.
     if (counts.size and (counts.min() < 0 or counts.max() > height * width)) or int(counts.sum()) != height * width:
         raise OperationError(f"the mask's counts do not add up to {height}x{width} pixels", code="bad_arguments")
@@ -130,10 +131,6 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
     starts, ends = ends[0 : 2 * inside.size : 2][inside], ends[1::2][inside]
     if not starts.size:
         raise OperationError("the mask is empty", code="nothing_found")
-    return _window(starts, ends, height, width)
-
-
-def _window(starts: np.ndarray, ends: np.ndarray, height: int, width: int) -> Mask:
     first, last = starts // height, (ends - 1) // height
     left, right = int(first[0]), int(last[-1]) + 1
     if (first != last).any():  # a run continues from one column to the next
@@ -148,34 +145,11 @@ def _window(starts: np.ndarray, ends: np.ndarray, height: int, width: int) -> Ma
     return Mask.of(columns[top:bottom] > 0, left, top, height, width)
 
 
-def _size(code: Any) -> tuple[int, int]:
-    if not isinstance(code, Mapping) or not {"size", "counts"} <= set(code):
-        raise OperationError('a mask is {"size": [height, width], "counts": ...}', code="bad_arguments")
-    size = code["size"]
-    if not isinstance(size, (list, tuple)) or len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
-        raise OperationError("the mask's size is two whole numbers height, width", code="bad_arguments")
-    if size[0] * size[1] > MAX_PIXELS:
-        raise OperationError(f"the mask covers more than {MAX_PIXELS} pixels", code="limit")
-    return size[0], size[1]
-
-
-def _counts(code: Any) -> np.ndarray:
-    """int64 run lengths of a compressed string or a list. Raises OperationError ``bad_arguments`` or ``limit``."""
-    if not isinstance(code, (str, bytes, list, tuple)):
-        raise OperationError("the mask's counts are a string or a list of whole numbers", code="bad_arguments")
-    if len(code) > MAX_COUNTS:
-        raise OperationError(f"the mask's counts are longer than {MAX_COUNTS}", code="limit")
-    if isinstance(code, (str, bytes)):
-        return _unpack(code)
-    if any(type(n) is not int or not 0 <= n <= MAX_PIXELS for n in code):
-        raise OperationError("the mask's counts are whole numbers from 0", code="bad_arguments")
-    return np.asarray(code, np.int64)
-
-
 def _unpack(code: str | bytes) -> np.ndarray:
-    """Run lengths of COCO's string: 5 bits per character, lowest first; 0x20 means more follow; differences to two runs before.
+    """Run lengths of COCO's string, which pycocotools would trust and read past its end.
 
-    The decoder of pycocotools trusts its input and reads past the end of a truncated string.
+    5 bits a character, lowest first; 0x20: more follow; from the third run on, differences to two runs
+    before.
     """
     broken = OperationError("the mask's counts are no COCO run-length string", code="bad_arguments")
     try:

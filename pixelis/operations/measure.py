@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,11 +11,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pixelis.errors import OperationError
-from pixelis.operations.draw import annotate
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
-from pixelis.records import Box, Point
+from pixelis.records import Box
 
 MAX_SIDE = 1600
 """Longest side of the copy in which lines are searched."""
@@ -22,7 +22,8 @@ MAX_SEGMENTS = 500
 LISTED, KEPT = 6, 30
 """Lines in the text and in the data."""
 NEAR, TURN = 6.0, 3.0
-"""Pixels and degrees within which two segments are one line: a stroke has two edges. TURN also makes lines parallel."""
+"""Pixels and degrees within which two segments are one line: a stroke has two edges. TURN also makes lines
+parallel."""
 MIN_LENGTH = 0.08
 """Shortest line, as a share of the region's shorter side."""
 
@@ -31,8 +32,6 @@ Line = tuple[float, float, float, float]
 
 
 class MeasureArguments(OperationArguments):
-    """``point``, ``end_point``: a line; with ``vertex`` the angle that they span there. ``box``: a region with lines to find."""
-
     point: PointArgument | None = Field(None, description="start of the line")
     end_point: PointArgument | None = Field(None, description="end of the line")
     vertex: PointArgument | None = Field(None, description="with both points: the corner whose angle to measure")
@@ -61,49 +60,46 @@ class Measure(Operation):
 
     @classmethod
     def run(cls, arguments: MeasureArguments, target: Target, scene: Scene) -> Result:
-        """One drawn view, and the numbers in text and data.
+        """One drawn view, and the numbers.
 
-        data: ``length`` in pixels, ``share`` of the target's width and height, ``direction`` (0..360), ``angle`` at the vertex
-        (0..180), or ``straight_lines``: [{"points", "length", "angle" (0..180)}]. Raises OperationError ``nothing_found``,
-        ``bad_arguments``, ``bad_point``, ``bad_box``, ``out_of_range``, ``too_small``, ``not_a_picture``.
+        data: ``length`` in pixels, ``share`` of the target's width and height, ``direction`` (0..360);
+        ``angle`` (0..180); or ``straight_lines``: [{"points", "length", "angle" (0..180)}]. Raises
+        OperationError ``nothing_found``, ``bad_arguments``, ``bad_point``, ``bad_box``, ``out_of_range``,
+        ``too_small``, ``not_a_picture``.
         """
         if arguments.box is not None:
-            return _lines_in(clamp(arguments.box), target, scene)
-        assert arguments.point is not None
-        assert arguments.end_point is not None
-        if arguments.vertex is not None:
-            return _angle(arguments.point, arguments.vertex, arguments.end_point, target, scene)
-        return _length(arguments.point, arguments.end_point, target, scene)
+            box = clamp(arguments.box)
+            text, data = _lines_in(box, target, scene)
+            return Result(text, [scene.show(target, box, data)], data)
+        ends = [arguments.point, *([arguments.vertex] if arguments.vertex else []), arguments.end_point]
+        points = [list(target.to_root((*point, 1.0, 1.0))[:2]) for point in ends if point is not None]
+        height, width = target.picture.shape[:2]
+        (x0, y0), *corner, (x1, y1) = [(x * width, y * height) for x, y in points]
+        if corner:
+            ((x, y),) = corner
+            angle = abs(_direction(x, y, x0, y0) - _direction(x, y, x1, y1))
+            angle, arms = min(angle, 360 - angle), (math.hypot(x0 - x, y0 - y), math.hypot(x1 - x, y1 - y))
+            text, label = f"angle {angle:.1f} deg; its sides are {arms[0]:.1f} and {arms[1]:.1f} px", f"{angle:.1f} deg"
+            data = {"angle": round(angle, 2), "arms": [round(arm, 2) for arm in arms]}
+        else:
+            left, top, right, bottom = target.pixels()
+            length, direction = math.hypot(x1 - x0, y1 - y0), _direction(x0, y0, x1, y1)
+            shares = length / (right - left), length / (bottom - top)
+            text = (
+                f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), {100 * shares[0]:.1f} % of "
+                f"the width and {100 * shares[1]:.1f} % of the height of {target.id}\ndirection {direction:.1f} deg "
+                f"counter-clockwise from right, {(90 - direction) % 360:.1f} deg clockwise from up"
+            )
+            label = f"{length:.0f} px"
+            data = {"length": round(length, 2), "share": [round(s, 4) for s in shares], "direction": round(direction, 2)}
+        data["segments"] = [{"points": points, "label": label}]
+        return Result(text, [scene.show(target, WHOLE, data)], data)
 
 
-def _length(start: Point, end: Point, target: Target, scene: Scene) -> Result:
-    (x0, y0), (x1, y1) = _pixel(start, target), _pixel(end, target)
-    left, top, right, bottom = target.pixels()
-    length, direction = math.hypot(x1 - x0, y1 - y0), _direction(x0, y0, x1, y1)
-    shares = length / (right - left), length / (bottom - top)
-    text = (
-        f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), {100 * shares[0]:.1f} % of the width and "
-        f"{100 * shares[1]:.1f} % of the height of {target.id}\n"
-        f"direction {direction:.1f} deg counter-clockwise from right, {(90 - direction) % 360:.1f} deg clockwise from up"
-    )
-    segment = {"points": [_root(start, target), _root(end, target)], "label": f"{length:.0f} px"}
-    data = {"length": round(length, 2), "share": [round(s, 4) for s in shares], "direction": round(direction, 2)}
-    return _drawn(text, {**data, "segments": [segment]}, WHOLE, target, scene)
-
-
-def _angle(first: Point, vertex: Point, second: Point, target: Target, scene: Scene) -> Result:
-    (x0, y0), (x, y), (x1, y1) = (_pixel(point, target) for point in (first, vertex, second))
-    turn = abs(_direction(x, y, x0, y0) - _direction(x, y, x1, y1))
-    angle, arms = min(turn, 360 - turn), (math.hypot(x0 - x, y0 - y), math.hypot(x1 - x, y1 - y))
-    text = f"angle {angle:.1f} deg; its sides are {arms[0]:.1f} and {arms[1]:.1f} px"
-    points = [_root(point, target) for point in (first, vertex, second)]
-    data = {"angle": round(angle, 2), "arms": [round(arm, 2) for arm in arms]}
-    return _drawn(text, {**data, "segments": [{"points": points, "label": f"{angle:.1f} deg"}]}, WHOLE, target, scene)
-
-
-def _lines_in(box: Box, target: Target, scene: Scene) -> Result:
-    left, top, right, bottom = target.pixels(box)
-    lines = find_lines(target.picture[top:bottom, left:right])
+def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, Any]]:
+    """The text and data of the straight lines in a box of the target."""
+    left, top, _, _ = target.pixels(box)
+    lines = find_lines(target.crop(box))
     if not lines:
         raise OperationError("no straight line there: take a larger region, or give two points", code="nothing_found")
     height, width = target.picture.shape[:2]
@@ -113,21 +109,31 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> Result:
         angle = round(_direction(x0, y0, x1, y1) % 180, 2)
         measured.append({"points": points, "length": round(math.hypot(x1 - x0, y1 - y0), 2), "angle": angle})
     listed = measured[:LISTED]
-    rows = []
+    plural = "s" if len(lines) > 1 else ""
+    rows = [f"{len(lines)} straight line{plural} (angle counter-clockwise from right, 0..180), longest first"]
     for number, line in enumerate(listed, 1):
         ends = [target.from_root((*p, p[0] + 1, p[1] + 1))[:2] for p in line["points"]]
         start, end = (scene.scale.write(tuple(min(max(v, 0.0), 1.0) for v in p), target.id) for p in ends)
         rows.append(f"{number}: {line['length']:.1f} px, {line['angle']:.1f} deg, {start} to {end}")
-    title = (
-        f"{len(lines)} straight line{'s' if len(lines) > 1 else ''} (angle counter-clockwise from right, 0..180), longest first"
-    )
-    text = "\n".join([title, *rows, *_relations([line["angle"] for line in listed])])
+    # Which of the listed lines are parallel or perpendicular, within TURN degrees.
+    groups: list[list[int]] = []
+    for number, line in enumerate(listed):
+        near = [group for group in groups if _turn(listed[group[0]]["angle"], line["angle"]) <= TURN]
+        near[0].append(number) if near else groups.append([number])
+    parallel = [", ".join(str(number + 1) for number in group) for group in groups if len(group) > 1]
+    square = [
+        f"{a[0] + 1} and {b[0] + 1}"
+        for a, b in itertools.combinations(groups, 2)
+        if abs(_turn(listed[a[0]]["angle"], listed[b[0]]["angle"]) - 90) <= TURN
+    ]
+    rows += [f"{name}: {'; '.join(found)}" for name, found in (("parallel", parallel), ("perpendicular", square)) if found]
     segments = [{"points": line["points"], "label": str(number)} for number, line in enumerate(listed, 1)]
-    return _drawn(text, {"straight_lines": measured, "segments": segments}, box, target, scene)
+    return "\n".join(rows), {"straight_lines": measured, "segments": segments}
 
 
 def find_lines(pixels: np.ndarray) -> list[Line]:
-    """Straight lines of a picture uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010, joined)."""
+    """Straight lines of a picture uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010,
+    joined)."""
     small = shrink(pixels, MAX_SIDE)
     detected = cv2.createLineSegmentDetector().detect(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY))[0]
     if detected is None:
@@ -151,15 +157,14 @@ def find_lines(pixels: np.ndarray) -> list[Line]:
 
 
 def _join(line: Line, segment: Line) -> Line | None:
-    """One line for both if the segment continues the longer line or is the other edge of its stroke."""
+    """One line for both if the segment continues the line or is the other edge of its stroke, else None."""
     length = math.dist(line[:2], line[2:])
     ux, uy = (line[2] - line[0]) / length, (line[3] - line[1]) / length
-    turn = abs(_direction(*line) - _direction(*segment)) % 180
     ends = [(x - line[0], y - line[1]) for x, y in (segment[:2], segment[2:])]
     across = [uy * x - ux * y for x, y in ends]
     along = [ux * x + uy * y for x, y in ends]
     gap = max(min(along) - length, -max(along), 0.0)
-    if min(turn, 180 - turn) > TURN or max(map(abs, across)) > NEAR or gap > max(6.0, 0.05 * length):
+    if _turn(_direction(*line), _direction(*segment)) > TURN or max(map(abs, across)) > NEAR or gap > max(6.0, 0.05 * length):
         return None
     low, high = min(0.0, *along), max(length, *along)
     # The other edge of a stroke moves the line to the middle; a short continuation barely moves it.
@@ -168,45 +173,12 @@ def _join(line: Line, segment: Line) -> Line | None:
     return x + ux * low, y + uy * low, x + ux * high, y + uy * high
 
 
-def _relations(angles: list[float]) -> list[str]:
-    """Which of the listed lines are parallel or perpendicular, within TURN degrees."""
-    groups: list[list[int]] = []
-    for number, angle in enumerate(angles):
-        near = [group for group in groups if _turn(angles[group[0]], angle) <= TURN]
-        near[0].append(number) if near else groups.append([number])
-    parallel = [", ".join(str(n + 1) for n in group) for group in groups if len(group) > 1]
-    square = [
-        f"{a[0] + 1} and {b[0] + 1}"
-        for i, a in enumerate(groups)
-        for b in groups[i + 1 :]
-        if abs(_turn(angles[a[0]], angles[b[0]]) - 90) <= TURN
-    ]
-    out = [f"parallel: {'; '.join(parallel)}"] if parallel else []
-    return [*out, f"perpendicular: {'; '.join(square)}"] if square else out
-
-
 def _turn(a: float, b: float) -> float:
+    """The angle between two lines, 0..90 degrees."""
     turn = abs(a - b) % 180
     return min(turn, 180 - turn)
 
 
 def _direction(x0: float, y0: float, x1: float, y1: float) -> float:
+    """Degrees counter-clockwise from right, 0..360."""
     return math.degrees(math.atan2(y0 - y1, x1 - x0)) % 360
-
-
-def _root(point: Point, target: Target) -> list[float]:
-    return list(target.to_root((*point, 1.0, 1.0))[:2])
-
-
-def _pixel(point: Point, target: Target) -> Point:
-    height, width = target.picture.shape[:2]
-    x, y = _root(point, target)
-    return x * width, y * height
-
-
-def _drawn(text: str, data: dict[str, Any], box: Box, target: Target, scene: Scene) -> Result:
-    left, top, right, bottom = target.pixels(box)
-    height, width = target.picture.shape[:2]
-    region = (left / width, top / height, right / width, bottom / height)
-    view = annotate(scene.fit_crop(target.picture[top:bottom, left:right]), data, region)
-    return Result(text, [View(view, box)], data)

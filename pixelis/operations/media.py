@@ -15,9 +15,11 @@ from pixelis.records import ImageView
 def first_look(
     media: Mapping[str, np.ndarray | Clip], dialogue: DialogueConfig, multiple: int
 ) -> tuple[list[ImageView], list[np.ndarray]]:
-    """Return the first views of a question: each picture as a whole, and ``dialogue.frames`` frames of each clip.
+    """Return the first views of a question: each picture as a whole, and ``dialogue.frames`` frames of each
+    clip.
 
-    Returns descriptions and pixels (uint8 [h, w, 3], sides are multiples of ``multiple``). Frames are named vid0.0, vid0.1, ...
+    Returns descriptions and pixels (uint8 [h, w, 3], sides are multiples of ``multiple``). Frames are named
+    vid0.0, vid0.1, ...
     """
     picture_budget = PixelBudget(dialogue.input.min_pixels, dialogue.input.max_pixels)
     frame_budget = PixelBudget(dialogue.frame.min_pixels, dialogue.frame.max_pixels)

@@ -1,8 +1,8 @@
-"""The packaged segmenter: a network that sees the picture and a point or a box, run by ONNX Runtime on one CPU thread.
+"""The packaged segmenter: a small network for points and boxes, run by ONNX Runtime on one CPU thread.
 
-It looks at the whole region, and at the surroundings of what it found there, so that small objects get enough pixels; at both as
-they are and mirrored. For a point it gives masks of a part, of the whole and in between; these and classical proposals are
-averaged, each by its expected IoU. ``weights/README.md`` has the licence of the weights and how to train them again.
+The network sees the whole region and the surroundings of what it found there, each also mirrored. Its masks
+and classical proposals are averaged by their expected IoU. ``weights/README.md`` has the licence of the
+weights and how to train them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from pixelis.errors import MissingDependency, OperationError
+from pixelis.errors import OperationError
 from pixelis.operations import grabcut
 from pixelis.operations.masks import Edges, Mask, Segment
 from pixelis.operations.pixel_budget import shrink
@@ -24,60 +24,45 @@ WEIGHTS = Path(__file__).parent / "weights" / "mobilenet.onnx"
 SIDE = 256
 """Side of the square that a region is scaled to for the network."""
 REFINE = 768
-"""Longest side up to which the outline is refined along the picture's edges; beyond that it is only enlarged."""
+"""Longest side up to which outlines follow the picture's edges; larger ones are enlarged."""
 MARGIN = 0.6
-"""Surroundings of the second look, as a share of the object's box on each side."""
+"""Margin of the second look, as a share of the object's box."""
 BOX_MARGIN = 0.35
-"""Surroundings of a box that the network sees, as a share of the box on each side."""
+"""Margin around a box prompt, as a share of the box."""
 WORTHWHILE = 0.75
-"""Largest share of the region's sides that the surroundings may have for a second look."""
+"""No second look if it would show more than this share of the region's sides."""
 THUMB = 64
 """Side of the copies on which masks are compared."""
 WEIGHTS_OF_CHOICE = (
-    0.237,
-    0.542,
-    -0.076,
-    0.196,
-    -0.113,
-    0.087,
-    -0.182,
-    -0.055,
-    -0.01,
-    -0.277,
-    -0.998,
-    -0.1,
-    0.081,
-    0.706,
-    0.159,
-    0.657,
-    0.127,
-)
-"""Of the features of ``describe``: ridge regression to the IoU of the masks of 339 objects (``scripts/fit_segmenter.py``)."""
+    0.237, 0.542, -0.076, 0.196, -0.113, 0.087, -0.182, -0.055, -0.01,
+    -0.277, -0.998, -0.1, 0.081, 0.706, 0.159, 0.657, 0.127,
+)  # fmt: skip
+"""Weights of the features of ``describe``: ridge regression to the IoU of 339 objects
+(``scripts/fit_segmenter.py``)."""
 TEMPERATURE = 0.08
-"""Of the weights of masks by the values of the regression: masks that are nearly as good as the best count nearly as much."""
+"""Softmax temperature of the regression's values."""
 LEVELS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
-"""Thresholds of the weighted mean, of which that with the highest expected IoU is taken."""
+"""Candidate thresholds of the averaged mask."""
 CALIBRATION = -0.018, 0.529, 0.407
-"""Score = first + the others * the features of ``certainty``, fitted to the IoU of the averaged mask on the same objects."""
+"""Score = first + others * features of ``certainty``, fitted on the same objects."""
 GRABCUT = 0.25
 """Share of the GrabCut in the map of a box; the network has the rest."""
 BOX_TEMPERATURE = 0.1
 """Of the weights of the network's masks for a box by their expected IoU."""
 BOX_CALIBRATION = -0.067, 0.799, 0.19
-"""The same for a box: of the expected IoU of the mask and that of the network's masks, by the network."""
+"""The same for a box."""
 MIN_BOX_CONTRAST = 0.12
-"""Least contrast (0..1) to its surroundings of what a box holds: empty ground has up to 0.09, objects of BSDS500 from 0.16."""
+"""Least contrast (0..1) to its surroundings of what a box holds: empty ground has at most 0.09, objects from
+0.16."""
 MIN_CONTRAST = 1.0
-"""Least standard deviation of the region's pixels: a plain picture has no objects."""
+"""Least standard deviation of the region's pixels."""
 
 
 @functools.cache
 def load() -> Any:
-    """The session of this process. Raises MissingDependency without onnxruntime."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingDependency("segment_object_at needs onnxruntime", fix="pip install onnxruntime") from None
+    """The session of this process."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(str(WEIGHTS), options, providers=["CPUExecutionProvider"])
@@ -86,7 +71,7 @@ def load() -> Any:
 def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, seed: int = 0) -> Segment:
     """Segment the object at a point or in a box (pixels of the picture) within ``region``.
 
-    Raises OperationError ``nothing_found``, MissingDependency.
+    Raises OperationError ``nothing_found``.
     """
     if box is not None:
         return _by_box(picture, box, seed)
@@ -107,13 +92,13 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
 def describe(
     picture: np.ndarray, region: Edges, point: tuple[float, float], seed: int
 ) -> tuple[list[tuple[np.ndarray, Edges]], np.ndarray, np.ndarray]:
-    """The network's masks of its looks and the classical proposals, each with its region; copies of all, and their features.
+    """All masks of the network and the classical proposals, with what decides their weights.
 
-    Copies: float32 [n, THUMB * THUMB], of ``region``. Features [n, 17]: overlap with the mean of the network's masks, agreement
-    with the other proposals, share of the outline on the border, 1 for a proposal, a proposal's agreement, consistency (the mean
-    overlap with the nearest mask of each other look), how sharp the mask is, its size (the logarithm of its share of the region)
-    and its square, then products of overlap, agreement, consistency and size, then the IoU that the network expects, 0 for a
-    proposal.
+    Returns the masks with their regions; copies of them over ``region``, float32 [n, THUMB * THUMB]; and
+    features [n, 17]: overlap with the network's mean, agreement with the proposals, share of the outline on
+    the border, whether it is a proposal, a proposal's agreement, consistency between the looks, sharpness,
+    log size and its square, four products and three squares of these, and the IoU that the network expects (0
+    for a proposal).
     """
     masks, scores = candidates(picture, region, point, None)
     looks = [(masks, scores, region), (*candidates(picture, region, point, None, mirrored=True), region)]
@@ -124,14 +109,12 @@ def describe(
     look = np.repeat(np.arange(len(looks)), len(masks))
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
-    height, width = small.shape[:2]
-    at = (
-        min(int((point[0] - left) * width / (right - left)), width - 1),
-        min(int((point[1] - top) * height / (bottom - top)), height - 1),
-    )
+    at = grabcut.point_in(small, region, point)
     count = len(maps)
     maps += [(proposal.astype(np.float32), region) for proposal in grabcut.proposals(small, at, seed)]
-    thumbs = np.stack([_thumb(placed(mask, place, region)) for mask, place in maps])
+    thumbs = np.stack(
+        [cv2.resize(placed(mask, place, region), (THUMB, THUMB), interpolation=cv2.INTER_AREA).ravel() for mask, place in maps]
+    )
     hard = (thumbs > 0.5).astype(np.float32)
     area = hard.sum(1) + 1e-6
     overlap = _overlap(hard, thumbs[:count].mean(0))
@@ -161,7 +144,7 @@ def weights_of(values: np.ndarray) -> np.ndarray:
 
 
 def best_level(mean: np.ndarray) -> tuple[float, float]:
-    """The threshold of a map of probabilities whose mask has the highest expected IoU, and that IoU."""
+    """The threshold in LEVELS with the highest expected IoU, and that IoU."""
     expected = []
     for level in LEVELS:
         above = mean > level
@@ -172,10 +155,10 @@ def best_level(mean: np.ndarray) -> tuple[float, float]:
 
 
 def certainty(thumbs: np.ndarray, shares: np.ndarray, promised: np.ndarray) -> tuple[float, np.ndarray]:
-    """The threshold of the average of masks [n, THUMB * THUMB], and the features of its score, float [2].
+    """The threshold of the averaged masks [n, THUMB * THUMB], and the two features of its score.
 
-    The IoU that the probabilities predict, and that which the network expects of its masks (``promised`` [n], 0 for others), the
-    mean by their shares.
+    These are the IoU that the probabilities predict, and the weighted mean of the IoU that the network
+    expects (``promised`` [n], 0 for proposals).
     """
     level, expected = best_level(shares @ thumbs)
     return level, np.array([expected, (shares @ promised) / (shares[promised > 0].sum() + 1e-6)])
@@ -201,10 +184,10 @@ def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
 
 
 def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[np.ndarray, float, np.ndarray]:
-    """The object of a box over ``region``: a map of probabilities, float32 [h, w], its threshold, and the features of its score.
+    """The object of a box over ``region``: probabilities float32 [h, w], their threshold, and the features of
+    the score.
 
-    The map is the mean of the network's masks, each by its expected IoU, and of the GrabCut that starts from them. Features [2]:
-    the IoU that the probabilities predict, and that which the network expects.
+    The network's masks, weighted by expected IoU, are averaged with a GrabCut that starts from them.
     """
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)
@@ -214,10 +197,9 @@ def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[
     shares = np.exp((scores - scores.max()) / BOX_TEMPERATURE)
     shares /= shares.sum()
     network = cv2.resize(np.tensordot(shares, masks, 1), (width, height), interpolation=cv2.INTER_LINEAR)
-    across, down = width / (right - left), height / (bottom - top)
     allowed = np.zeros((height, width), bool)
-    x0, y0 = round((box[0] - left) * across), round((box[1] - top) * down)
-    allowed[y0 : max(y0 + 1, round((box[3] - top) * down)), x0 : max(x0 + 1, round((box[2] - left) * across))] = True
+    x0, y0, x1, y1 = grabcut.box_in(small, region, box)
+    allowed[y0:y1, x0:x1] = True
     refined = grabcut.refine(small, network, allowed, seed)
     mean = np.where(allowed, (1 - GRABCUT) * network + GRABCUT * refined, 0).astype(np.float32)
     level, expected = best_level(mean)
@@ -239,7 +221,7 @@ def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:
 
 
 def placed(mask: np.ndarray, place: Edges, frame: Edges) -> np.ndarray:
-    """A mask of ``place`` as a map of ``frame``, float32 [SIDE / 2, SIDE / 2]; what lies outside of its place is 0."""
+    """A mask of ``place`` resampled to ``frame``, float32 [SIDE / 2, SIDE / 2], 0 outside of ``place``."""
     size = SIDE // 2
     if place == frame:
         return cv2.resize(mask, (size, size), interpolation=cv2.INTER_AREA)
@@ -253,17 +235,11 @@ def placed(mask: np.ndarray, place: Edges, frame: Edges) -> np.ndarray:
     return cv2.warpAffine(mask, matrix, (size, size))
 
 
-def _thumb(mask: np.ndarray) -> np.ndarray:
-    return cv2.resize(mask, (THUMB, THUMB), interpolation=cv2.INTER_AREA).ravel()
-
-
 def candidates(
     picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, mirrored: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and the expected IoU of each.
-
-    ``mirrored``: the network sees the mirror image; the masks are those of the picture all the same.
-    """
+    """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and their expected IoU.
+    ``mirrored``: see the mirror image."""
     left, top, right, bottom = region
     part = picture[top:bottom, left:right]
     if part.std() < MIN_CONTRAST:
@@ -287,10 +263,8 @@ def around(box: Edges, size: tuple[int, int], margin: float) -> Edges:
 
 
 def _outline(picture: np.ndarray, region: Edges, inside: np.ndarray, point: tuple[float, float] | None) -> Mask:
-    """The mask in the picture: probabilities refined along the picture's edges, and the piece at the point or the largest.
-
-    Raises OperationError ``nothing_found``.
-    """
+    """Refine a map along the picture's edges and return the piece at the point, or the largest. Raises
+    ``nothing_found``."""
     left, top, right, bottom = region
     guide = shrink(picture[top:bottom, left:right], REFINE)
     soft = cv2.resize(inside, guide.shape[1::-1], interpolation=cv2.INTER_LINEAR)
@@ -309,9 +283,10 @@ def _outline(picture: np.ndarray, region: Edges, inside: np.ndarray, point: tupl
 
 
 def prompt(side: int, point: tuple[float, float] | None, box: tuple[float, float, float, float] | None) -> np.ndarray:
-    """The network's map of a point or a box (pixels of a square of ``side``): float32 [3, side / 4, side / 4].
+    """The network's map of a point or a box (pixels of a square of ``side``): float32 [3, side / 4, side /
+    4].
 
-    The first channel says where the object certainly is, the second where it is likely, the third is the interior of the box.
+    Channels: where the object certainly is, where it is likely, and the interior of the box.
     """
     size = side // 4
     x, y = np.meshgrid(np.arange(size, dtype=np.float32) + 0.5, np.arange(size, dtype=np.float32) + 0.5)

@@ -1,8 +1,8 @@
 """Detects and recognises text in an array with rapidocr.
 
-Detection works on a probability map stitched from tiles: memory is bounded, and a line that crosses tiles stays one line. Large
-pictures are searched twice: scaled down as a whole for large letters, then at (nearly) full size where there is fine detail.
-Each line is recognised from the full-size pixels, in the orientation with the highest confidence.
+Large pictures are searched twice: scaled down for large letters, then in tiles at (nearly) full size where
+there is fine detail. The tiles' probabilities form one map, so a line across tiles stays one line. Lines are
+recognised from full-size pixels.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ FINE_PIXELS = 10_000_000
 FINE_BUDGET = 4_000_000
 """Most pixels of it that are searched; about 1.6 s."""
 HINT = 0.1
-"""Probability of text in the scaled-down picture that suffices to search a place first at full size."""
+"""Probability in the scaled-down picture from which a place is searched first at full size."""
 SMALL_PIXELS = 400_000
 MAX_UPSCALE = 3.0
 TILE, OVERLAP = 512, 64
 STRIP_HEIGHT = 48
 MANY_LINES = 40
-"""Above this number of lines the recogniser pads to half its width: half the time, slightly lower confidence."""
+"""Above this number of lines the recogniser pads to half its width: half the time, slightly lower
+confidence."""
 STRIP_BUDGET = 120_000
 """Most pixels of total line length that are recognised, at STRIP_HEIGHT; about 9 s."""
 MAX_RATIO = 150
-"""Longest line that is recognised, in line heights: rules and thin regions are longer. About 1.6 s."""
+"""Longest line that is recognised, in line heights; longer ones are rules. About 1.6 s."""
 TRUSTED_HEIGHT = 14
-"""Text of this height in the scaled-down picture is final; smaller text is searched again at full size."""
+"""Text of this height in the scaled-down picture is not searched again at full size."""
 MIN_CONFIDENCE, MIN_SHORT, MIN_SYMBOL = 0.55, 0.8, 0.95
-"""Least confidence of lines with three or more letters, with one or two, and with none, for `plausible`."""
+"""Least confidence of lines with three or more letters, with one or two, and with none."""
 RETRY_TURNED = 0.85
 """A line with less confidence is also read upside down."""
 SHORT, CERTAIN, STABLE = 4, 0.98, 0.8
-"""A line of up to SHORT letters below the confidence CERTAIN must be read the same when cropped tighter and wider, with the mean
+"""Lines of up to SHORT letters below CERTAIN must read the same when cut tighter and wider, with the mean
 confidence STABLE."""
 SURE = 0.93
 """Least confidence of a line that is never dropped."""
@@ -59,9 +60,9 @@ NUDGE = 0.06
 
 @dataclass(slots=True)
 class Line:
-    """A line of text. ``quad``: float [4, 2], x and y of its corners, clockwise from the start of the text.
+    """A line of text. ``quad``: float [4, 2], corners in pixels, clockwise from the start of the text.
 
-    ``positions``: centers of the characters of ``text`` without spaces, 0..1 along the line; ``confidences``: theirs.
+    ``positions`` (0..1 along the line) and ``confidences`` are of the characters without spaces.
     """
 
     text: str
@@ -78,14 +79,9 @@ def engine() -> Engine:
 
 
 def model_files() -> dict[str, Path]:
-    """Paths of the models in the installed package. Raises MissingDependency.
-
-    rapidocr downloads missing models, so it is given only paths that exist.
-    """
-    spec = find_spec("rapidocr")
-    if spec is None or spec.origin is None or find_spec("onnxruntime") is None:
-        raise MissingDependency("read_text needs rapidocr and onnxruntime", fix="pip install rapidocr onnxruntime")
-    paths = {part: Path(spec.origin).parent / "models" / name for part, name in MODELS.items()}
+    """Paths of the packaged models: rapidocr would download missing ones. Raises MissingDependency."""
+    package = Path(str(find_spec("rapidocr").origin)).parent  # type: ignore[union-attr]
+    paths = {part: package / "models" / name for part, name in MODELS.items()}
     for path in paths.values():
         if not path.is_file():
             raise MissingDependency(
@@ -105,8 +101,12 @@ class Engine:
         threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
         files = {f"{part}.model_path": str(path) for part, path in paths.items()}
         loaded = rapidocr.RapidOCR(params={"Global.log_level": "critical", **threads, **files})
-        self._detector: Any = loaded._load_det_model()
-        self._recogniser: Any = loaded._load_rec_model()
+        blank = np.zeros((STRIP_HEIGHT, STRIP_HEIGHT, 3), np.uint8)
+        # A model is loaded by the first call that needs it.
+        loaded(blank, use_det=True, use_cls=False, use_rec=False)
+        loaded(blank, use_det=False, use_cls=False, use_rec=True)
+        self._detector: Any = loaded.text_det
+        self._recogniser: Any = loaded.text_rec
 
     def find(self, picture: np.ndarray) -> np.ndarray:
         """Detect text: quads float32 [n, 4, 2] in pixels of ``picture`` (uint8 [H, W, 3], BGR)."""
@@ -122,7 +122,10 @@ class Engine:
             return coarse
         large = [quad for quad in coarse if thickness(quad) * scale >= TRUSTED_HEIGHT]
         image = _resized(picture, fine_scale)
-        detail = _detail(image, scale / fine_scale)
+        # Small letters may be where scaling down loses contrast.
+        grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+        less = cv2.resize(_resized(grey, scale / fine_scale), image.shape[1::-1], interpolation=cv2.INTER_LINEAR)
+        detail = cv2.boxFilter((cv2.absdiff(grey, less) > 12).astype(np.float32), -1, (24, 24)) > 0.06
         for quad in large:
             x0, y0 = np.maximum(quad.min(0) * fine_scale, 0).astype(int)
             x1, y1 = np.ceil(quad.max(0) * fine_scale).astype(int)
@@ -135,10 +138,10 @@ class Engine:
         return np.array([*large, *extra], np.float32).reshape(-1, 4, 2)
 
     def read(self, picture: np.ndarray, quads: np.ndarray, min_confidence: float = 0.0) -> tuple[list[Line], int]:
-        """Recognise the quads of ``picture`` (BGR); returns the lines in order and the number of quads beyond the budget.
+        """Recognise the quads of ``picture`` (BGR), largest first; returns the lines in the quads' order and
+        the number left out.
 
-        Lines that are not `plausible`, below ``min_confidence`` or longer than MAX_RATIO are omitted. The largest lines are read
-        first.
+        Lines that are not `plausible`, below ``min_confidence`` or longer than MAX_RATIO are omitted.
         """
         ratios = [max(_sides(quad)) / max(1.0, thickness(quad)) for quad in quads]
         order = sorted((i for i, ratio in enumerate(ratios) if ratio <= MAX_RATIO), key=lambda i: (-thickness(quads[i]), i))
@@ -150,7 +153,11 @@ class Engine:
                 break
             selected.append(i)
         selected.sort()
-        turns = {i: _turns(quads[i]) for i in selected}
+        turns = {}
+        for i in selected:
+            # Tall strips may be turned either way; a strip is upright too unless it is too thin for a letter.
+            width, height = _sides(quads[i])
+            turns[i] = [0] if height < 1.5 * width else [0, 1, 3] if height < 3 * width else [1, 3]
         best = self._best(picture, quads, turns)
         upside_down = {i: [(best[i][0] + 2) % 4] for i in selected if len(turns[i]) == 1 and best[i][1].confidence < RETRY_TURNED}
         for i, (turn, line) in self._best(picture, quads, upside_down).items():
@@ -162,12 +169,17 @@ class Engine:
         return self._stable(picture, lines), len(order) - len(selected)
 
     def _stable(self, picture: np.ndarray, lines: list[Line]) -> list[Line]:
-        """Drop short lines that read differently when cropped again: most false detections in textures do, hardly any text.
+        """Drop short lines that read differently when cropped again, as most false detections in textures do.
 
-        Those that were read with high confidence (SURE) at first stay, with the mean confidence of the three readings.
+        Lines with at least SURE stay, with the mean confidence of the three readings.
         """
         short = [line for line in lines if _letters(line) <= SHORT and line.confidence < CERTAIN]
-        cuts = [_grow(line.quad, share) for line in short for share in (-NUDGE, NUDGE)]
+        cuts = []
+        for quad, share in itertools.product([line.quad for line in short], (-NUDGE, NUDGE)):
+            width, height = (max(1e-6, side) for side in _sides(quad))
+            along, down = (quad[1] - quad[0]) / width, (quad[3] - quad[0]) / height
+            signs = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)
+            cuts.append((quad + share * height * (signs[:, :1] * along + signs[:, 1:] * down)).astype(np.float32))
         retries = iter(self._recognise(picture, cuts))
         unstable = []
         for line in short:
@@ -195,9 +207,9 @@ class Engine:
         return np.asarray(quads, np.float32).reshape(-1, 4, 2)
 
     def _searched(self, image: np.ndarray, detail: np.ndarray, coarse: np.ndarray) -> np.ndarray:
-        """The map of probabilities of the tiles with fine ``detail`` (bool [H, W]), up to FINE_BUDGET pixels.
+        """Probabilities of the tiles with fine ``detail`` (bool [H, W]), up to FINE_BUDGET pixels.
 
-        Tiles in which the map of the scaled-down picture, ``coarse``, hints at text come first, then those with most detail.
+        Tiles where ``coarse``, the map of the scaled-down picture, hints at text come first.
         """
         height, width = image.shape[:2]
         hints = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
@@ -222,7 +234,7 @@ class Engine:
         return probabilities
 
     def _map(self, tile: np.ndarray) -> np.ndarray:
-        """The detector's probability of text, float32 [H, W], for uint8 [H, W, 3]. Letters break at the edges of tiles."""
+        """The detector's probability of text, float32 [H, W], for uint8 [H, W, 3]."""
         h, w = tile.shape[:2]
         padded = cv2.copyMakeBorder(tile, 0, -h % 32, 0, -w % 32, cv2.BORDER_REPLICATE)
         tensor = (padded.astype(np.float32) * (2 / 255) - 1).transpose(2, 0, 1)[None]
@@ -245,7 +257,7 @@ class Engine:
 
 
 def plausible(line: Line) -> bool:
-    """True when the confidence suffices for text: foliage and bricks are often read as one or two letters or a bullet."""
+    """Whether the confidence suffices: foliage and bricks are often read as one or two letters."""
     letters = _letters(line)
     required = MIN_SHORT if letters <= 2 else MIN_CONFIDENCE
     return bool(line.text.strip()) and line.confidence >= (required if letters else MIN_SYMBOL)
@@ -277,24 +289,8 @@ def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
     return cv2.warpPerspective(patch, matrix, (length, STRIP_HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
 
 
-def _grow(quad: np.ndarray, share: float) -> np.ndarray:
-    """Enlarge a quad by ``share`` of its height on every side."""
-    width, height = (max(1e-6, side) for side in _sides(quad))
-    along, down = (quad[1] - quad[0]) / width, (quad[3] - quad[0]) / height
-    signs = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)
-    return (quad + share * height * (signs[:, :1] * along + signs[:, 1:] * down)).astype(np.float32)
-
-
 def _sides(quad: np.ndarray) -> tuple[float, float]:
     return float(np.linalg.norm(quad[1] - quad[0])), float(np.linalg.norm(quad[3] - quad[0]))
-
-
-def _turns(quad: np.ndarray) -> list[int]:
-    """Possible quarter turns of a quad: tall strips in both directions, and upright unless too thin for a letter."""
-    width, height = _sides(quad)
-    if height < 1.5 * width:
-        return [0]
-    return [0, 1, 3] if height < 3 * width else [1, 3]
 
 
 def _resized(picture: np.ndarray, scale: float) -> np.ndarray:
@@ -311,16 +307,6 @@ def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
     count = math.ceil(length / tile)
     edges = [round(i * length / count) for i in range(count + 1)]
     return [(max(0, a - OVERLAP), min(length, b + OVERLAP), a, b) for a, b in itertools.pairwise(edges)]
-
-
-def _detail(image: np.ndarray, scale: float) -> np.ndarray:
-    """Bool [H, W]: areas where scaling by ``scale`` loses enough contrast that small letters may be there."""
-    h, w = image.shape[:2]
-    grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-    small = cv2.resize(grey, (max(1, round(w * scale)), max(1, round(h * scale))), interpolation=cv2.INTER_AREA)
-    difference = cv2.absdiff(grey, cv2.resize(small, (w, h), interpolation=cv2.INTER_LINEAR))
-    share = cv2.boxFilter((difference > 12).astype(np.float32), -1, (24, 24))
-    return share > 0.06
 
 
 def _covered(quad: np.ndarray, others: list[np.ndarray]) -> float:

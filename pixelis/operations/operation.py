@@ -1,4 +1,4 @@
-"""Base class of pixel operations: a name, validated arguments, and a pure function of full-resolution pixels."""
+"""Base class of pixel operations and what they work on and return."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
+from pixelis.operations.draw import annotate
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.scale import Scale
 from pixelis.operations.video import Clip
 from pixelis.records import Box, ImageView, Point
 
 BoxArgument = Annotated[Box, BeforeValidator(geometry.as_box)]
-"""A region, 0..1 of its image. Name the field as in ``scale.PLACES``: the dialects convert coordinates by field name."""
+"""A region, 0..1 of its image. The field's name must be in ``scale.PLACES``."""
 PointArgument = Annotated[Point, BeforeValidator(geometry.as_point)]
-"""A point, 0..1 of its image. Name the field as in ``scale.PLACES``: the dialects convert coordinates by field name."""
+"""A point, 0..1 of its image. The field's name must be in ``scale.PLACES``."""
 
 MADE = "made"
-"""Parent of a view that shows no region of a picture, for example a chart: no call can cut a region from it."""
+"""Parent of a view that shows no region of a picture, such as a chart: no call can cut from it."""
 UNBOUNDED = PixelBudget(1, 10**9)
 DEFAULTS = ToolboxConfig()
-
 
 PROBLEMS = {
     "missing": "is missing",
@@ -49,21 +49,21 @@ PROBLEMS = {
     "too_short": "needs at least {min_length} entries",
     "too_long": "takes at most {max_length} entries",
 }
-"""What is wrong with an argument, by pydantic's type of the error; its other messages are plain."""
+"""Messages by pydantic's type of the error; its other messages are plain."""
 
 
 class OperationArguments(BaseModel):
-    """Base class of an operation's canonical arguments. Unknown keys and wrong types are errors; nothing is coerced."""
+    """Base class of an operation's canonical arguments. Unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The media that an action works on, in full resolution: a picture, a clip, or a region of a picture or frame.
+    """The full-resolution media of an action: a picture, a clip, or a region of a picture or frame.
 
-    ``root`` is the id of the question's own media and ``media`` its pixels. ``frame`` is the frame number within a clip.
-    ``box`` is the region, 0..1 of the whole picture or frame.
+    ``root``: id of the question's own media, whose pixels are ``media``. ``frame``: number in a clip.
+    ``box``: the region, 0..1 of the whole picture or frame.
     """
 
     id: str
@@ -79,14 +79,16 @@ class Target:
 
     @property
     def clip(self) -> Clip:
-        """The clip that the target is or belongs to. Raises OperationError ``not_a_video`` for a still picture."""
+        """The clip that the target is or belongs to. Raises OperationError ``not_a_video`` for a still
+        picture."""
         if not isinstance(self.media, Clip):
             raise OperationError(f"{self.id} is a still picture", code="not_a_video")
         return self.media
 
     @cached_property
     def picture(self) -> np.ndarray:
-        """The whole picture or frame: read-only uint8 [H, W, 3]. Raises OperationError ``not_a_picture`` for a clip."""
+        """The whole picture or frame: read-only uint8 [H, W, 3]. Raises OperationError ``not_a_picture`` for
+        a clip."""
         if not isinstance(self.media, Clip):
             return self.media
         if self.frame is None:
@@ -94,9 +96,21 @@ class Target:
         return self.media.frame(self.frame)
 
     def pixels(self, box: Box = geometry.WHOLE) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom in ``picture`` of a box of the target. Raises ``out_of_range`` or ``too_small``."""
+        """Left, top, right and bottom in ``picture`` of a box of the target. Raises ``out_of_range`` or
+        ``too_small``."""
         height, width = self.picture.shape[:2]
         return geometry.to_pixels(self.to_root(geometry.clamp(box)), width, height)
+
+    def crop(self, box: Box = geometry.WHOLE) -> np.ndarray:
+        """The full-resolution pixels of a box of the target, without copying. Raises as ``pixels``."""
+        left, top, right, bottom = self.pixels(box)
+        return self.picture[top:bottom, left:right]
+
+    def snap(self, box: Box = geometry.WHOLE) -> Box:
+        """A box of the target at its pixel edges, 0..1 of the whole picture or frame. Raises as ``pixels``."""
+        left, top, right, bottom = self.pixels(box)
+        height, width = self.picture.shape[:2]
+        return left / width, top / height, right / width, bottom / height
 
     def to_root(self, box: Box) -> Box:
         """Convert a box of the target to a box of the whole picture or frame."""
@@ -109,11 +123,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Scene:
-    """The state of an episode that operations may read: media, views so far, and objects of earlier operations.
+    """What an operation may read of an episode.
 
-    ``media``: the question's own pictures (uint8 [H, W, 3], RGB, full resolution) and clips by id. ``objects``: records of
-    segmented objects and tracks by id, as stored in ``data["objects"]``. ``budget``, ``frame_budget`` and ``multiple``: the
-    size that views are fit to. ``kind``: the coordinate scale that the policy reads and writes.
+    ``media``: the question's own pictures (uint8 [H, W, 3], RGB, full resolution) and clips by id.
+    ``images``: views so far. ``objects``: records of earlier ``data["objects"]`` by id. ``budget``,
+    ``frame_budget``, ``multiple``: sizes that views are fit to. ``kind``: the policy's coordinate scale.
     """
 
     media: Mapping[str, np.ndarray | Clip]
@@ -143,18 +157,35 @@ class Scene:
         return Target(name, root, self.media[root], first.frame, geometry.to_root(links))
 
     def object(self, name: str) -> dict[str, Any]:
-        """The record of an object or track from an earlier operation. Raises OperationError ``unknown_object``."""
+        """The record of an object or track from an earlier operation. Raises OperationError
+        ``unknown_object``."""
         if name not in self.objects:
             ids = ", ".join(list(self.objects)[-6:]) or "none yet, call segment_object_at first"
             raise OperationError(f"no object {name[:20]}; known: {ids}", code="unknown_object")
         return self.objects[name]
 
     def fit_crop(self, crop: np.ndarray) -> np.ndarray:
-        """Fit a crop (uint8 [H, W, 3]) to ``budget``. Raises OperationError ``bad_box`` for a strip too thin to show."""
+        """Fit a crop (uint8 [H, W, 3]) to ``budget``. Raises OperationError ``bad_box`` for a strip too thin
+        to show."""
         try:
             return fit(crop, self.budget, self.multiple)
         except BadInput as error:
             raise OperationError(error.message, code="bad_box") from None
+
+    def place(self, box: Sequence[float], target: Target) -> list[float]:
+        """A box of the whole picture or frame as the policy reads it, in numbers of the target and clipped to it."""
+        x0, y0, x1, y1 = box
+        inner = target.from_root((x0, y0, x1, y1))
+        return self.scale.around([min(max(value, 0.0), 1.0) for value in inner], target.id)
+
+    def show(self, target: Target, box: Box, data: Mapping[str, Any]) -> View:
+        """A view of a box of the target on which the items of ``data`` are drawn (see ``draw.annotate``)."""
+        return View(annotate(self.fit_crop(target.crop(box)), data, target.snap(box)), box)
+
+    def show_frames(self, clip: Clip, numbers: Sequence[int]) -> list[View]:
+        """Views of whole frames. Raises OperationError ``too_small``."""
+        frames = zip(numbers, clip.frames(numbers), strict=True)
+        return [View(self.fit_frame(frame), None, number, float(clip.times[number])) for number, frame in frames]
 
     def fit_frame(self, frame: np.ndarray) -> np.ndarray:
         """Fit a frame (uint8 [H, W, 3]) to ``frame_budget``. Raises OperationError ``too_small``."""
@@ -168,9 +199,8 @@ class Scene:
 class View:
     """A picture that an operation shows: ``pixels`` uint8 [h, w, 3], fit to the budget.
 
-    ``box`` is the region of the target that it shows. With ``frame`` and its ``time`` in seconds it shows that frame of the
-    target's clip; ``box`` is then a region of the frame, or None for the whole frame. ``source``: the id of another picture that
-    it shows a region of, or MADE.
+    ``box``: the region of the target that it shows. With ``frame`` (and ``time`` in seconds) it shows that
+    frame of the clip; None is the whole frame. ``source``: the id of another picture that it shows, or MADE.
     """
 
     pixels: np.ndarray
@@ -182,9 +212,10 @@ class View:
 
 @dataclass(slots=True)
 class Result:
-    """The result of an operation: text for the policy, views, and plain data for rewards, evaluation and pages.
+    """Text for the policy (coordinates in ``scene.scale``), views, and plain data for rewards, evaluation and
+    pages.
 
-    Coordinates in ``text`` use ``scene.scale``; in ``data`` they are 0..1 of the whole picture or frame.
+    Coordinates in ``data`` are 0..1 of the whole picture or frame.
     """
 
     text: str = ""
@@ -193,10 +224,10 @@ class Result:
 
 
 class Operation:
-    """Base class of operations. Operations are pure: the same arguments and pixels give the same result, so logs can be replayed.
+    """Base class of operations: pure functions, so that logs can be replayed and results cached.
 
-    ``description`` is one paragraph for the policy. ``quick`` operations take a few milliseconds at most; concurrent calls of
-    them may be sent in one batch. Calls of operations that are not ``targeted`` name no image.
+    ``description`` is one paragraph for the policy. ``quick``: takes milliseconds, so concurrent calls may be
+    batched. Calls of operations that are not ``targeted`` name no image.
     """
 
     name: ClassVar[str]
@@ -207,7 +238,8 @@ class Operation:
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> OperationArguments:
-        """Validate canonical arguments. Raises OperationError ``bad_arguments`` (or ``bad_box``) for the first problem."""
+        """Validate canonical arguments. Raises OperationError ``bad_arguments`` (or ``bad_box``) for the
+        first problem."""
         try:
             return cls.Arguments.model_validate(dict(arguments))
         except ValidationError as error:
@@ -219,7 +251,8 @@ class Operation:
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Check the operation's requirements when a job starts. Raises MissingDependency, MissingFile or BadConfig."""
+        """Check the operation's requirements when a job starts. Raises MissingDependency, MissingFile or
+        BadConfig."""
 
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:

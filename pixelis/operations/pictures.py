@@ -12,7 +12,7 @@ from PIL import Image
 
 from pixelis.operations import draw, geometry
 from pixelis.operations.media import subsample
-from pixelis.operations.operation import Scene, Target
+from pixelis.operations.operation import Scene
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Box, Observation
@@ -32,8 +32,8 @@ def write_pictures(
 ) -> list[Path]:
     """Write the pictures of a successful observation to ``folder``; returns their paths.
 
-    Writes, where the result has them, ``OP.view.png`` (or one per view), ``OP.annotated.png`` (the whole picture),
-    ``OP.sheet.png`` (frames of a clip side by side), ``OP.mp4`` (the track on every frame) and ``OP.txt`` (read text).
+    ``OP.view.png`` (or one per view), ``OP.annotated.png`` (the whole picture), ``OP.sheet.png`` (frames side
+    by side), ``OP.mp4`` (the track on every frame) and ``OP.txt`` (read text), where the result has them.
     """
     op, paths = action.op, []
     target = scene.target(action.target)
@@ -47,7 +47,11 @@ def write_pictures(
         items["boxes"] = [box for box in boxes if box != geometry.WHOLE]
     tracks = [t for t in observation.data.get("tracks", []) if t.get("frames")]
     if tracks and isinstance(target.media, Clip):
-        paths += _track(folder, op, target, items, sorted({n for t in tracks for n in t["frames"]}))
+        clip, numbers = target.clip, sorted({n for t in tracks for n in t["frames"]})
+        sheet = _annotated(clip, subsample(numbers, SHEET_FRAMES), items, target.root, SHEET_LONGEST)
+        film, times = numbers[:FILM_FRAMES], [float(clip.times[n]) for n in numbers[:FILM_FRAMES]]
+        paths.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(list(sheet))))
+        paths.append(write_film(folder / op, _annotated(clip, film, items, target.root, FILM_LONGEST), times))
     elif not target.is_clip and any(items.values()):
         picture = shrink(target.picture, LONGEST)
         paths.append(_save(folder / f"{op}.annotated.png", draw.annotate(picture, items, frame=target.frame, root=target.root)))
@@ -65,9 +69,10 @@ def write_pictures(
 def drawable(
     data: Mapping[str, Any], arguments: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], region: Box
 ) -> dict[str, Any]:
-    """The items of an observation's data for `draw.annotate`; if there are none, the object or box of the call.
+    """The items of an observation's data for `draw.annotate`; if there are none, the object or box of the
+    call.
 
-    ``arguments`` and ``objects`` are those of the call; ``region`` is its target as a box of the whole picture or frame.
+    ``region``: the target of the call as a box of the whole picture or frame.
     """
     result = {key: data.get(key, []) for key in DRAWABLE}
     if not any(result.values()):
@@ -84,15 +89,6 @@ def frame_label(number: int | None, seconds: float | None) -> str:
     return f"frame {number}" + ("" if seconds is None else f", {seconds:.2f} s")
 
 
-def _track(folder: Path, op: str, target: Target, items: Mapping[str, Any], numbers: Sequence[int]) -> list[Path]:
-    clip = target.clip
-    sheet = list(_annotated(clip, subsample(numbers, SHEET_FRAMES), items, target.root, SHEET_LONGEST))
-    sheet_path = _save(folder / f"{op}.sheet.png", draw.contact_sheet(sheet))
-    numbers = numbers[:FILM_FRAMES]
-    times = [float(clip.times[n]) for n in numbers]
-    return [sheet_path, write_film(folder / op, _annotated(clip, numbers, items, target.root, FILM_LONGEST), times)]
-
-
 def _annotated(clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str, longest: int) -> Iterator[np.ndarray]:
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
         annotated = draw.annotate(shrink(frame, longest), items, frame=number, root=root)
@@ -100,16 +96,13 @@ def _annotated(clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], roo
 
 
 def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float]) -> Path:
-    """Write frames of one size (uint8 [h, w, 3]) as H.264 to ``path``.mp4, which every browser plays; returns the file.
+    """Write frames of one size (uint8 [h, w, 3]) as H.264 to ``path``.mp4, which every browser plays; returns
+    the file.
 
-    If PyAV was built without an H.264 encoder, writes an animated ``path``.webp. ``times``: seconds, increasing.
+    ``times``: seconds, increasing.
     """
     import av
 
-    try:
-        av.Codec("libx264", "w")
-    except Exception:  # PyAV raises different errors for a missing codec
-        return _webp(path.with_name(path.name + ".webp"), frames, times)
     out = path.with_name(path.name + ".mp4")
     steps = np.diff(times)
     rate = Fraction(1 / float(np.median(steps))).limit_denominator(1001) if len(steps) and np.median(steps) > 0 else Fraction(25)
@@ -126,13 +119,6 @@ def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float])
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return out
-
-
-def _webp(path: Path, frames: Iterable[np.ndarray], times: Sequence[float]) -> Path:
-    pictures = [Image.fromarray(frame) for frame in frames]
-    steps = [*(max(10, round(1000 * float(step))) for step in np.diff(times)), 1000]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=steps, loop=0, quality=75)
-    return path
 
 
 def _save(path: Path, picture: np.ndarray) -> Path:

@@ -1,6 +1,7 @@
-"""PYTHON: run a short program on the pixels of a picture, in a locked process without files, network or other programs.
+"""PYTHON: run a short program on the pixels of a picture, in a process without files, network or other
+programs.
 
-After PyVision (arXiv 2507.07998), which runs the code of the policy in a plain process.
+After PyVision (arXiv 2507.07998), which runs the policy's code in a plain process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pydantic import Field, StringConstraints
 from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
 from pixelis.operations import sandbox
-from pixelis.operations.geometry import WHOLE, clamp
+from pixelis.operations.geometry import WHOLE
 from pixelis.operations.operation import MADE, BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.sandbox_worker import MAX_CODE
 
@@ -23,8 +24,6 @@ Code = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CODE)]
 
 
 class PythonArguments(OperationArguments):
-    """``code``: the program. ``box``: the region that it gets as ``image``; None for all of the target."""
-
     code: Code = Field(description="the program; print what you want to read, show(picture) what you want to see")
     box: BoxArgument | None = Field(None, description="the region that `image` holds, default all of the image")
 
@@ -47,18 +46,18 @@ class Python(Operation):
 
     @classmethod
     def run(cls, arguments: PythonArguments, target: Target, scene: Scene) -> Result:
-        """What the code printed, and up to 3 views that it showed. An error of the code is text, not an error observation.
+        """What the code printed, and up to 3 views that it showed. An error of the code is text, not an error
+        observation.
 
-        data: ``error`` of the code or None. Raises OperationError ``timeout``, ``out_of_memory``, ``crashed``, ``limit`` for too
-        large a region, ``out_of_range``, ``too_small``; MissingDependency as ``ready``.
+        data: ``error`` of the code or None. Raises OperationError ``timeout``, ``crashed``, ``limit``,
+        ``out_of_range``, ``too_small``; MissingDependency as ``ready``.
         """
-        left, top, right, bottom = target.pixels(clamp(arguments.box or WHOLE))
-        if (count := (right - left) * (bottom - top)) > MAX_PIXELS:
+        image = target.crop(arguments.box or WHOLE)
+        if (count := image.shape[0] * image.shape[1]) > MAX_PIXELS:
             raise OperationError(f"the region has {count} pixels, at most {MAX_PIXELS}: give a box", code="limit")
         settings = scene.settings
         # The toolbox ends its own process at timeout_s.
         start_s = max(1.0, 0.9 * settings.timeout_s - sandbox.CODE_S)
-        image = target.picture[top:bottom, left:right]
         printed, error, pictures = sandbox.run(arguments.code, image, scene.seed, settings.memory_bytes, start_s)
         views = [View(scene.fit_crop(picture), None, source=MADE) for picture in pictures]
         text = printed.rstrip()

@@ -15,7 +15,8 @@ from pixelis.operations.operation import BoxArgument, Operation, OperationArgume
 from pixelis.records import Box
 
 MIN_UNDETECTED = 0.9
-"""Least confidence when a region without detected text is read as one line: texture is often read as letters."""
+"""Least confidence of a region without detected text that is read as one line: texture often reads as
+letters."""
 UNCERTAIN = 0.9
 """Lines below this confidence are marked as uncertain in the text."""
 MAX_TEXT = 1900
@@ -23,8 +24,6 @@ NARROW, WIDE = frozenset("iljtfrI1.,:;!|'()[]"), frozenset("mwMW@%")
 
 
 class ReadTextArguments(OperationArguments):
-    """``box``: the region, 0..1 of the target; None for the whole target."""
-
     box: BoxArgument | None = Field(None, description="the region to read, default all of the image")
 
 
@@ -46,11 +45,11 @@ class ReadText(Operation):
 
     @classmethod
     def run(cls, arguments: ReadTextArguments, target: Target, scene: Scene) -> Result:
-        """Return lines of text; finding none is a success. Raises ``out_of_range``, ``too_small``, ``not_a_picture``.
+        """Return lines of text, maybe none. Raises ``out_of_range``, ``too_small``, ``not_a_picture``.
 
-        data: ``lines`` (text, confidence, box, words), ``num_lines``, ``num_words``, ``confidence`` (mean over characters),
-        ``unread`` (detected lines beyond the budget of one call), ``engine``, ``pixels`` (the region). Boxes are upright bounding
-        boxes, also of rotated text. A word's box is exact to about a third of a letter.
+        data: ``lines`` (text, confidence, upright box, words), ``num_lines``, ``num_words``, ``confidence``
+        (mean over characters), ``unread`` (lines beyond the budget of a call), ``engine``, ``pixels`` (the
+        region). A word's box is exact to about a third of a letter.
         """
         picture = target.picture
         edges = target.pixels(arguments.box or geometry.WHOLE)
@@ -73,7 +72,7 @@ class ReadText(Operation):
 def read(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[list[ocr.Line], int]:
     """Read the text whose centers lie inside left, top, right, bottom of ``picture`` (uint8 [H, W, 3], RGB).
 
-    Returns the lines in reading order, quads in pixels of the picture, and the number of detected lines that were not read.
+    Returns the lines in reading order, quads in pixels of the picture, and the number of lines not read.
     """
     engine = ocr.engine()
     region, origin = _with_margin(picture, edges)
@@ -92,10 +91,10 @@ def read(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[list[oc
 
 
 def _with_margin(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A region with a margin as BGR, and the position of its corner in the picture.
+    """A region with a margin as BGR, and the position of its corner: the detector misses text that fills its
+    picture.
 
-    The detector misses text that fills its picture. The margin is half the region's shorter side, taken from the picture or,
-    beyond its border, filled with the median colour of the region's edge.
+    The margin is half the shorter side; beyond the picture it has the median colour of the region's edge.
     """
     left, top, right, bottom = edges
     height, width = picture.shape[:2]
@@ -141,10 +140,9 @@ def _section(quad: np.ndarray, start: float, end: float) -> np.ndarray:
 
 
 def _spans(line: ocr.Line) -> list[tuple[float, float]]:
-    """Start and end of each character, 0..1 along the line.
+    """Start and end of each character, 0..1 along the line, from the centers that the recogniser gives.
 
-    The recogniser gives the centers of characters. The distance between two centers is divided by the typical widths of the
-    letters, with half a letter for a space.
+    Distances are divided by typical widths of letters, with half a letter for a space.
     """
     letters = [character for character in line.text if not character.isspace()][: len(line.positions)]
     sizes = [0.5 if letter in NARROW else 1.5 if letter in WIDE else 1.0 for letter in letters]
@@ -187,10 +185,8 @@ def _bounding_box(quad: np.ndarray, width: int, height: int) -> Box:
 
 
 def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
-    """Sort lines in reading order: columns of prose one after the other, else row by row, left to right.
-
-    The page is first rotated so that most of its text is horizontal.
-    """
+    """Sort lines in reading order: columns of prose one after the other, else row by row, on the upright
+    page."""
     if len(lines) < 2:
         return lines
     along = sum((line.quad[1] - line.quad[0] + line.quad[2] - line.quad[3] for line in lines), np.zeros(2))
@@ -201,7 +197,8 @@ def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
 
 
 def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
-    """Indices of boxes [n, 4] in reading order; lines that span the columns separate the text above from the text below."""
+    """Indices of boxes [n, 4] in reading order; lines that span the columns separate the text above from the
+    text below."""
     gutter = _gutter(boxes[chosen])
     if gutter is None:
         return _rows(boxes, chosen)
@@ -218,7 +215,7 @@ def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
 
 
 def _gutter(boxes: np.ndarray) -> float | None:
-    """x of the white space between two columns of prose, or between prose and a grid; None for one column and for tables."""
+    """x of the gap between columns of prose, or between prose and a grid; None for one column and for tables."""
     if len(boxes) < 6:
         return None
     heights = boxes[:, 3] - boxes[:, 1]
@@ -239,14 +236,14 @@ def _gutter(boxes: np.ndarray) -> float | None:
 
 
 def _aligned(prose: np.ndarray, cells: np.ndarray) -> bool:
-    """True when most cells are level with a line of the other side, as the prices of a list are; a grid beside a text is not."""
+    """Whether most cells are level with lines of the other side, as the prices of a list are."""
     centres = (prose[:, 1] + prose[:, 3]) / 2
     offsets = np.abs((cells[:, 1] + cells[:, 3])[:, None] / 2 - centres[None]).min(1)
     return bool(np.mean(offsets < 0.2 * np.median(prose[:, 3] - prose[:, 1])) > 0.7)
 
 
 def _rows(boxes: np.ndarray, chosen: list[int]) -> list[int]:
-    """Sort row by row from the top: a line joins a row if it is beside the nearest line of the row and shares half its height."""
+    """Sort row by row: a line joins a row if it is beside its nearest line and shares half its height."""
     rows: list[list[int]] = []
     for i in sorted(chosen, key=lambda i: boxes[i][1] + boxes[i][3]):
         for row in reversed(rows[-3:]):
@@ -269,7 +266,7 @@ def format_lines(lines: list[dict[str, Any]], unread: int, target: Target, scene
     entries: list[str] = []
     size = 0
     for line in lines:
-        box = scene.scale.around(tuple(min(max(v, 0.0), 1.0) for v in target.from_root(tuple(line["box"]))), target.id)
+        box = scene.place(line["box"], target)
         entry = f"{','.join(map(str, box))} {line['text']}" + (" (?)" if line["confidence"] < UNCERTAIN else "")
         if size + len(entry) > MAX_TEXT:
             if not entries:

@@ -15,14 +15,12 @@ Angle = Annotated[float, AllowInfNan(False), Field(ge=-360, le=360)]
 
 
 class RotateArguments(OperationArguments):
-    """``angle``: degrees clockwise. ``box``: the region, 0..1 of the target; None for all of it."""
-
     angle: Angle = Field(description="degrees clockwise")
     box: BoxArgument | None = Field(None, description="the region to turn, default all of the image")
 
 
 class Rotate(Operation):
-    """A view's box says which region it shows, never how: places in further calls stay those of the picture as it is."""
+    """The view's box is the region as it is: places in further calls are not turned."""
 
     name = "rotate"
     description = (
@@ -36,12 +34,11 @@ class Rotate(Operation):
     def run(cls, arguments: RotateArguments, target: Target, scene: Scene) -> Result:
         """One turned view; nothing is cut off, corners that the turn uncovers are black.
 
-        Quarter turns are exact, other angles interpolate. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for
-        a strip too thin to show.
+        Quarter turns are exact, other angles interpolate. Raises OperationError ``out_of_range``,
+        ``too_small``, ``bad_box`` for a strip too thin to show.
         """
         box = clamp(arguments.box or WHOLE)
-        left, top, right, bottom = target.pixels(box)
-        region, angle = target.picture[top:bottom, left:right], arguments.angle % 360
+        region, angle = target.crop(box), arguments.angle % 360
         if angle % 90 == 0:
             turned = np.rot90(region, -int(angle // 90))
         else:

@@ -1,7 +1,8 @@
 """Segmentation with a SAM or SAM 2 checkpoint of transformers from a local folder.
 
-The SAM 2 image processor of transformers needs torchvision, so resizing, normalising and padding are implemented here; for SAM
-they equal ``SamImageProcessorPil``. torch and transformers are imported when a checkpoint is first used.
+The SAM 2 image processor of transformers needs torchvision, so resizing, normalising and padding are
+implemented here; for SAM they equal ``SamImageProcessorPil``. torch and transformers are imported when a
+checkpoint is first used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = {"sam": "SamModel", "sam2": "Sam2Model", "sam2_video": "Sam2Model"}
-"""``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which contains ``sam2``."""
+"""``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which
+contains ``sam2``."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -39,7 +41,8 @@ class Sam:
     std: tuple[float, ...]
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Input height and width of a picture: SAM keeps the aspect ratio and pads, SAM 2 stretches to a square."""
+        """Input height and width of a picture: SAM keeps the aspect ratio and pads, SAM 2 stretches to a
+        square."""
         if not self.padded:
             return self.side, self.side
         scale = self.side / max(height, width)
@@ -50,13 +53,13 @@ class Sam:
         import torch
 
         height, width = self.size(*picture.shape[:2])
-        resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
-        values = (np.asarray(resized, np.float32) / 255 - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        values = np.pad(values, ((0, self.side - height), (0, self.side - width), (0, 0)))
-        return torch.from_numpy(values.transpose(2, 0, 1)[None].copy())
+        bilinear = {"resample": Image.Resampling.BILINEAR}
+        values = checkpoints.normalised(picture, (height, width), bilinear, self.mean, self.std)
+        return torch.nn.functional.pad(values, (0, self.side - width, 0, self.side - height))
 
     def predict(self, picture: np.ndarray, corners: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
-        """The mask of a point [1, 2] or of a box's corners [2, 2] (x, y in pixels): bool [H, W] and its predicted IoU."""
+        """The mask of a point [1, 2] or of a box's corners [2, 2] (x, y in pixels): bool [H, W] and its
+        predicted IoU."""
         import torch
 
         rows, columns = picture.shape[:2]
@@ -81,7 +84,8 @@ class Sam:
 def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, folder: str) -> Segment:
     """Segment the object at a point or in a box (pixels of the picture); the model sees ``region`` only.
 
-    Raises OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for an unusable folder.
+    Raises OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for an unusable
+    folder.
     """
     left, top, right, bottom = region
     if box is not None:  # rounding may move the edges of a box beyond the region

@@ -1,8 +1,10 @@
-"""The process in which a policy's code runs: it loads what the code may use, locks itself, runs the code, and ends.
+"""The process in which a policy's code runs: it loads what the code may use, locks itself, runs the code, and
+ends.
 
-``python -s -P sandbox_worker.py PARENT_PID`` reads a line of JSON and an array of numpy from standard input and writes one byte
-when it is locked (or b"X" and the reason), then the result as JSON ``{"text", "error", "pictures"}``. It imports nothing of
-Pixelis. The lock is a seccomp filter: system calls that are not on the list below fail with EPERM, for good.
+``python -s -P sandbox_worker.py PARENT_PID`` reads a line of JSON and an array of numpy from standard input,
+writes ``R`` when it is locked (or ``X`` and the reason), then the result as JSON ``{"text", "error",
+"pictures"}``. It imports nothing of Pixelis. The lock is a seccomp filter, for good: system calls that are
+not on the list fail with EPERM.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ CALLS = (
     "getrandom", "gettid", "gettimeofday", "madvise", "mremap", "munmap", "nanosleep", "restart_syscall",
     "rseq", "rt_sigprocmask", "rt_sigreturn", "sched_yield", "time",
 )  # fmt: skip
-"""Allowed system calls: waiting and memory. Nothing here opens, reads, connects, starts, signals or inspects anything."""
+"""Allowed system calls: waiting and memory. Nothing here opens, reads, connects, starts, signals or inspects
+anything."""
 
 # seccomp.h, prctl.h
 KILL_PROCESS, REFUSE, ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
@@ -53,7 +56,8 @@ class _Comparison(ctypes.Structure):
 
 
 def lock() -> None:
-    """Install the filter for good, on every thread. Raises Unavailable without libseccomp or where the kernel refuses it."""
+    """Install the filter for good, on every thread. Raises Unavailable without libseccomp or where the kernel
+    refuses it."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
@@ -105,7 +109,8 @@ class Output(io.StringIO):
 
 
 def execute(code: str, image: Any, output: Output) -> tuple[str | None, list[Any]]:
-    """Run the code with ``image``, ``np`` and ``show``; returns an error, and the pictures shown (uint8 [h, w, 3])."""
+    """Run the code with ``image``, ``np`` and ``show``; returns an error, and the pictures shown (uint8 [h,
+    w, 3])."""
     import numpy as np
     from PIL import Image
 

@@ -14,7 +14,8 @@ from pixelis.records import Box, Coordinates, ImageView, Point
 
 @dataclass(frozen=True)
 class Place:
-    """A coordinate argument: its name in calls, numbers of one place (4: a box, 2: a point), whether it is a list of places.
+    """A coordinate argument: its name in calls, numbers of one place (4: a box, 2: a point), whether it is a
+    list.
 
     ``image``: the argument that names its image, by default the target of the call.
     """
@@ -41,7 +42,7 @@ MAX_PLACES = 64
 """Most places of a list."""
 
 TOLERANCE = 0.01
-"""The part of a step by which a box may exceed the box that is said to cover it."""
+"""Part of a step by which a box may exceed the box that covers it."""
 
 _COUNTS = {place.wire: place.count for place in PLACES.values()}
 
@@ -56,10 +57,10 @@ def image_of(place: Place, arguments: Mapping[str, Any], target: str) -> str:
 class Scale:
     """A model's coordinate scale and its mapping to 0..1 of a view.
 
-    ``kind``: ``thousand`` is whole numbers 0..1000; ``unit`` is numbers 0..1 in steps of 0.001; ``pixels`` is whole pixels of the
-    view. ``sizes`` holds (width, height) by image id; None means that the episode's images are unknown and targets are not
-    checked. In ``pixels``, values up to ``slack`` beyond the border are accepted (the operation clamps). ``clips``: the ids in
-    ``sizes`` that are clips. ``clamp``: a box that lies partly outside is cut at the border; None leaves it to the dialect.
+    ``kind``: ``thousand`` is whole numbers 0..1000; ``unit`` is 0..1 in steps of 0.001; ``pixels`` is whole
+    pixels of the view, of which values up to ``slack`` beyond the border are accepted. ``sizes``: (width,
+    height) by image id; None: targets are not checked. ``clips``: the ids in ``sizes`` that are clips.
+    ``clamp``: cut boxes at the border; None leaves it to the dialect.
     """
 
     kind: Coordinates
@@ -122,7 +123,8 @@ class Scale:
         return x, y
 
     def write_argument(self, field: str, value: Any, target: str) -> list[Any]:
-        """Convert the coordinate argument ``field`` (a key of PLACES) to its value in calls. Raises as `write`."""
+        """Convert the coordinate argument ``field`` (a key of PLACES) to its value in calls. Raises as
+        `write`."""
         if not PLACES[field].many:
             return self.write(value, target)
         if not isinstance(value, list | tuple):
@@ -130,7 +132,8 @@ class Scale:
         return [self.write(item, target) for item in value]
 
     def write(self, place: Box | Point | Sequence[float], target: str) -> list[float]:
-        """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller than one step."""
+        """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller
+        than one step."""
         if not isinstance(place, list | tuple):
             raise OperationError("a place is a list of numbers", code="bad_box")
         if len(place) == 2:
@@ -141,9 +144,10 @@ class Scale:
         return [x0, y0, x1, y1]
 
     def around(self, box: Box | Sequence[float], target: str) -> list[float]:
-        """The smallest box on the scale's grid that covers ``box`` but for a hundredth of a step; used for results.
+        """The smallest box on the scale's grid that covers ``box``, for results; it may be smaller than one
+        step.
 
-        These may be smaller than one step. Their numbers are rounded: without a tolerance whole pixels grow by one.
+        Without TOLERANCE, rounding errors would make whole pixels grow by one.
         """
         x0, y0, x1, y1 = self._steps(box, target)
         x0, y0, x1, y1 = x0 + TOLERANCE, y0 + TOLERANCE, x1 - TOLERANCE, y1 - TOLERANCE

@@ -16,7 +16,7 @@ from pixelis.errors import OperationError
 from pixelis.operations import checkpoints, shots
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.media import subsample
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.select_frames import Seconds
 from pixelis.operations.video import Clip
@@ -33,7 +33,7 @@ MIN_TEMPLATE = 6
 ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
 """Sizes at which the searched picture may appear, relative to its own."""
 STILL = 0.8
-"""Mean change of the brightness from sample to sample, 0..255, below which nothing moves; noise and coding stay below it."""
+"""Mean change of brightness (0..255) between samples below which nothing moves."""
 SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
 GET = (
     "download one where there is internet, for example `hf download openai/clip-vit-base-patch32 --local-dir FOLDER`, and set "
@@ -42,8 +42,6 @@ GET = (
 
 
 class SearchClipArguments(OperationArguments):
-    """One of ``like`` (an id, with ``like_box`` a region of it), ``event`` and ``text``; ``start`` and ``end`` in seconds."""
-
     like: str | None = Field(None, description="id of an image: find the moments that show it")
     like_box: BoxArgument | None = Field(None, description="with like: the region of it to look for")
     event: Literal["cut", "motion"] | None = Field(None, description="cut: where scenes change; motion: when most moves")
@@ -63,7 +61,7 @@ class SearchClipArguments(OperationArguments):
 
 
 class SearchClip(Operation):
-    """Looks at a sample of the frames, then closer at the best: a moment shorter than the sample's step can be missed."""
+    """Samples frames, then looks closer at the best: a shorter moment can be missed."""
 
     name = "search_clip"
     description = (
@@ -82,12 +80,16 @@ class SearchClip(Operation):
     def run(cls, arguments: SearchClipArguments, target: Target, scene: Scene) -> Result:
         """Up to MAX_MOMENTS moments, the best first (cuts in order of time), each with its frame.
 
-        data: ``moments`` [{"frame", "time", "score"}], ``frames_seen``. Finding nothing is a result. Raises OperationError
-        ``not_a_video``, ``out_of_range``, ``bad_target``, ``too_small`` for a region that cannot be looked for,
-        ``bad_arguments`` for a picture of one color, or for words without ``toolbox.searcher``.
+        data: ``moments`` [{"frame", "time", "score"}], ``frames_seen``. Raises OperationError
+        ``not_a_video``, ``out_of_range``, ``bad_target``, ``too_small`` (``like_box``), ``bad_arguments`` for
+        a picture of one color, or for words without ``toolbox.searcher``.
         """
         clip = target.clip
-        numbers = _window(arguments, clip)
+        start = float(clip.times[0]) if arguments.start is None else arguments.start
+        end = clip.end if arguments.end is None else arguments.end
+        if start > end or start > clip.end or end < float(clip.times[0]):
+            raise OperationError(f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s", code="out_of_range")
+        numbers = range(clip.at(start), clip.at(end) + 1)
         if arguments.event == "cut":
             moments, seen = _cuts(clip, numbers), len(subsample(numbers, MAX_SAMPLES))
             title = f"{len(moments)} hard cut{'' if len(moments) == 1 else 's'}" if moments else "no hard cut"
@@ -95,8 +97,15 @@ class SearchClip(Operation):
             moments, seen = _motion(clip, numbers)
             title = "most motion (mean change of brightness, 0..255)" if moments else "nothing moves"
         else:
-            score, limit = _scorer(arguments, scene)
-            moments, seen = _best(clip, numbers, score, limit)
+            if arguments.like is not None:
+                like = scene.target(arguments.like)
+                score = _by_picture(like.picture, like.pixels(clamp(arguments.like_box or WHOLE)))
+            elif scene.settings.searcher is not None:
+                score = load(scene.settings.searcher).by_words(arguments.text or "")
+            else:
+                message = "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use like or event instead"
+                raise OperationError(message, code="bad_arguments")
+            moments, seen = _best(clip, numbers, score, MAX_WORD_SAMPLES if arguments.like is None else MAX_SAMPLES)
             title = "best matches (similarity, 1 is equal)"
             if arguments.like is not None and moments[0][1] < 0.5:
                 title = "unsure, nothing similar; the nearest (similarity, 1 is equal)"
@@ -107,23 +116,11 @@ class SearchClip(Operation):
             text += ", then at " + ", ".join(f"{clip.times[number]:.2f}" for number, _ in moments[MAX_MOMENTS : 3 * MAX_MOMENTS])
         if seen < len(numbers):
             text += f"; {seen} of {len(numbers)} frames were compared first"
-        chosen = [number for number, _ in shown]
-        views = [
-            View(scene.fit_frame(frame), None, number, float(clip.times[number]))
-            for number, frame in zip(chosen, clip.frames(chosen), strict=True)
-        ]
+        views = scene.show_frames(clip, [number for number, _ in shown])
         records = [
             {"frame": n, "time": float(clip.times[n]), "score": round(value, 4)} for n, value in moments[: 3 * MAX_MOMENTS]
         ]
         return Result(text, views, {"moments": records, "frames_seen": seen})
-
-
-def _window(arguments: SearchClipArguments, clip: Clip) -> range:
-    start = float(clip.times[0]) if arguments.start is None else arguments.start
-    end = clip.end if arguments.end is None else arguments.end
-    if start > end or start > clip.end or end < float(clip.times[0]):
-        raise OperationError(f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s", code="out_of_range")
-    return range(clip.at(start), clip.at(end) + 1)
 
 
 def _frames(clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], Any]) -> Iterator[tuple[int, Any]]:
@@ -133,7 +130,8 @@ def _frames(clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], A
 
 
 def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
-    """The first frame of each new scene and how much of it is new, 0..1. Between samples a cut is found by halving."""
+    """The first frame of each new scene and how much of it is new, 0..1. Between samples a cut is found by
+    halving."""
     samples = subsample(numbers, MAX_SAMPLES)
     if len(samples) == len(numbers):
         frames = clip.frames(samples)
@@ -152,20 +150,16 @@ def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
                     after = middle
                 else:
                     before = middle
-            if (value := shots.change(before[1], after[1])) >= shots.CUT and not _is_flash(clip, numbers, before, after):
-                out.append((after[0], round(value, 4)))
+            if (value := shots.change(before[1], after[1])) >= shots.CUT:
+                sides = (
+                    range(max(before[0] - shots.FLASH, numbers[0]), before[0]),
+                    range(after[0] + 1, min(after[0] + shots.FLASH, numbers[-1]) + 1),
+                )
+                beside = [[thumb for _, thumb in _frames(clip, side, shots.thumbnail)] for side in sides]
+                if not shots.is_flash(before[1], after[1], *beside):
+                    out.append((after[0], round(value, 4)))
         earlier = later
     return out
-
-
-def _is_flash(clip: Clip, numbers: range, before: tuple[int, np.ndarray], after: tuple[int, np.ndarray]) -> bool:
-    """True if the change between two neighbours is the beginning or the end of a flash."""
-    sides = (
-        range(max(before[0] - shots.FLASH, numbers[0]), before[0]),
-        range(after[0] + 1, min(after[0] + shots.FLASH, numbers[-1]) + 1),
-    )
-    earlier, later = ([thumb for _, thumb in _frames(clip, side, shots.thumbnail)] for side in sides)
-    return shots.is_flash(before[1], after[1], earlier, later)
 
 
 def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
@@ -206,21 +200,11 @@ def _apart(clip: Clip, scores: list[tuple[int, float]], numbers: range) -> list[
     return out
 
 
-def _scorer(arguments: SearchClipArguments, scene: Scene) -> tuple[Callable[[np.ndarray], float], int]:
-    if arguments.text is not None:
-        if scene.settings.searcher is None:
-            message = "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use like or event instead"
-            raise OperationError(message, code="bad_arguments")
-        return load(scene.settings.searcher).by_words(arguments.text), MAX_WORD_SAMPLES
-    assert arguments.like is not None
-    like = scene.target(arguments.like)
-    return _by_picture(like.picture, like.pixels(clamp(arguments.like_box or WHOLE))), MAX_SAMPLES
-
-
 def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callable[[np.ndarray], float]:
-    """The best normalised correlation of left, top, right, bottom of a picture with a place in a frame, at several sizes, 0..1.
+    """A function: the best normalised correlation (0..1) of a part of a picture with a place in a frame, at
+    several sizes.
 
-    The function raises OperationError ``too_small`` for a region that frames' copies could only show much enlarged.
+    It raises OperationError ``too_small`` for a part that copies of frames could only show much enlarged.
     """
     left, top, right, bottom = edges
     region, width = picture[top:bottom, left:right], picture.shape[1]
@@ -267,7 +251,8 @@ class Searcher:
         self.mean, self.std = clip if self.crops else ((0.5,) * 3, (0.5,) * 3)
 
     def by_words(self, text: str) -> Callable[[np.ndarray], float]:
-        """A function that scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of ``text``."""
+        """A function that scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of
+        ``text``."""
         import torch
 
         device = next(self.model.parameters()).device

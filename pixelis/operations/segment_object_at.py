@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 from pydantic import model_validator
 
 from pixelis.config import ToolboxConfig
-from pixelis.operations import grabcut, mobilenet, sam
+from pixelis.operations import geometry, grabcut, mobilenet, sam
 from pixelis.operations.draw import annotate
-from pixelis.operations.masks import Mask, Segment
+from pixelis.operations.masks import Edges, Mask, Segment
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
-from pixelis.records import Box
 
 METHODS = {
     "mobilenet": "mobilenet, a small network: approximate",
@@ -24,7 +24,8 @@ UNSURE = 0.5
 
 
 class SegmentArguments(OperationArguments):
-    """``point``: a point on the object, or ``box``: a region around it, 0..1 of the target; exactly one of them."""
+    """``point``: a point on the object, or ``box``: a region around it, 0..1 of the target; exactly one of
+    them."""
 
     point: PointArgument | None = None
     box: BoxArgument | None = None
@@ -37,7 +38,8 @@ class SegmentArguments(OperationArguments):
 
 
 class SegmentObjectAt(Operation):
-    """Segments one object with the back-end of ``toolbox.segmenter``: a small network, GrabCut, or a SAM checkpoint."""
+    """Segments one object with the back-end of ``toolbox.segmenter``: a small network, GrabCut, or a SAM
+    checkpoint."""
 
     name = "segment_object_at"
     description = (
@@ -56,34 +58,57 @@ class SegmentObjectAt(Operation):
 
     @classmethod
     def run(cls, arguments: SegmentArguments, target: Target, scene: Scene) -> Result:
-        """Return one object: text, its record with the whole picture's mask in ``data["objects"]``, and an overlay.
+        """Return one object: text, its record with the whole picture's mask in ``data["objects"]``, and an
+        overlay.
 
-        A mask from a point stays within the target. Raises OperationError ``out_of_range``, ``too_small``, ``nothing_found``,
-        ``not_a_picture`` for a clip; MissingFile or BadConfig for an unusable checkpoint.
+        A mask from a point stays within the target. Raises OperationError ``out_of_range``, ``too_small``,
+        ``nothing_found``, ``not_a_picture`` for a clip; MissingFile or BadConfig for an unusable checkpoint.
         """
         picture, region, point, box = target.picture, target.pixels(), None, None
-        if arguments.box is not None:
-            box = target.pixels(arguments.box)
-        else:
-            assert arguments.point is not None
+        if arguments.point is not None:
             x, y, _, _ = target.to_root((*arguments.point, 1, 1))
             point = x * picture.shape[1], y * picture.shape[0]
-        if scene.settings.segmenter == "mobilenet":
-            segment = mobilenet.segment(picture, region, point, box, scene.seed)
-        elif scene.settings.segmenter != "grabcut":
-            segment = sam.segment(picture, region, point, box, scene.settings.segmenter)
-        elif box is not None:
-            segment = grabcut.by_box(picture, box, scene.seed)
         else:
-            assert point is not None
-            segment = grabcut.by_point(picture, region, point, scene.seed)
-        record = describe(segment, target)
-        text = _text(record, segment.mask, target, scene)
-        return Result(text, [_overlay(record, segment.mask, target, scene)], {"objects": [record]})
+            box = target.pixels(arguments.box or geometry.WHOLE)
+        found = segment(picture, region, point, box, scene.settings, scene.seed)
+        record, mask = describe(found, target), found.mask
+        share = percent(mask.area / (mask.height * mask.width))
+        text = (
+            f"object {record['id']}\n"
+            f"box {scene.place(mask.box, target)} of {target.id}\n"
+            f"area {share} of the whole {'image' if target.frame is None else 'frame'} ({mask.area} px)\n"
+            f"score {record['score']:.2f} ({METHODS[record['method']]})"
+            + ("; unsure: check the outline, give a box, or zoom in" if record["score"] < UNSURE else "")
+        )
+        return Result(text, [_overlay(record, mask, target, scene)], {"objects": [record]})
+
+
+def segment(
+    picture: np.ndarray,
+    region: Edges,
+    point: tuple[float, float] | None,
+    box: Edges | None,
+    settings: ToolboxConfig,
+    seed: int,
+) -> Segment:
+    """Segment the object at a point or in a box (pixels of the picture) with the back-end of
+    ``toolbox.segmenter``.
+
+    Raises OperationError ``nothing_found``; MissingFile or BadConfig for an unusable checkpoint.
+    """
+    if settings.segmenter == "mobilenet":
+        return mobilenet.segment(picture, region, point, box, seed)
+    if settings.segmenter != "grabcut":
+        return sam.segment(picture, region, point, box, settings.segmenter)
+    if box is not None:
+        return grabcut.by_box(picture, box, seed)
+    assert point is not None
+    return grabcut.by_point(picture, region, point, seed)
 
 
 def describe(segment: Segment, target: Target) -> dict[str, Any]:
-    """The record of an object: plain values, boxes 0..1 of the whole picture or frame. Its id is a hash of media and mask."""
+    """The record of an object: plain values, boxes 0..1 of the whole picture or frame. Its id is a hash of
+    media and mask."""
     code = segment.mask.encode()
     key = f"{target.root}:{target.frame}:{code['size']}:{code['counts']}"
     return {
@@ -99,46 +124,26 @@ def describe(segment: Segment, target: Target) -> dict[str, Any]:
     }
 
 
-def _text(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> str:
-    share = mask.area / (mask.height * mask.width)
-    media = "image" if target.frame is None else "frame"
-    numbers = scene.scale.around(_clip(target.from_root(mask.box)), target.id)
-    return (
-        f"object {record['id']}\n"
-        f"box {numbers} of {target.id}\n"
-        f"area {percent(share)} of the whole {media} ({mask.area} px)\n"
-        f"score {record['score']:.2f} ({METHODS[record['method']]})"
-        + ("; unsure: check the outline, give a box, or zoom in" if record["score"] < UNSURE else "")
-    )
-
-
 def percent(share: float) -> str:
     """A share in per cent with two significant digits: 0.34 %, 3.4 %, 34 %."""
     value = 100 * share
     return f"{value:.0f} %" if value >= 9.5 else f"{value:.1f} %" if value >= 0.95 else f"{value:.2g} %"
 
 
-def _clip(box: Box) -> Box:
-    """Clip a box to 0..1 against rounding errors; unlike ``geometry.clamp`` it accepts an empty box."""
-    x0, y0, x1, y1 = (min(max(v, 0.0), 1.0) for v in box)
-    return x0, y0, x1, y1
-
-
 def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> View:
-    """A view of the object with a margin of a quarter of its size, within the target; the mask tinted and outlined."""
+    """A view of the object with a margin of a quarter of its size, within the target; the mask tinted and
+    outlined."""
     picture = target.picture
     bounds = target.pixels()
     left, top, right, bottom = mask.edges
     margin = max(8, (right - left) // 4, (bottom - top) // 4)
     # A thin strip fits no budget: each side of the view is at least a quarter of the other.
-    x0, x1 = _widen(left, right, max(2 * margin, (bottom - top) // 4), bounds[0], bounds[2])
-    y0, y1 = _widen(top, bottom, max(2 * margin, (right - left) // 4), bounds[1], bounds[3])
+    across, down = max(2 * margin, (bottom - top) // 4) // 2, max(2 * margin, (right - left) // 4) // 2
+    x0, x1 = max(bounds[0], left - across), min(bounds[2], right + across)
+    y0, y1 = max(bounds[1], top - down), min(bounds[3], bottom + down)
     height, width = picture.shape[:2]
     box = (x0 / width, y0 / height, x1 / width, y1 / height)
     view = scene.fit_crop(picture[y0:y1, x0:x1])
     # Neither box nor id is drawn: in a small view they would hide the object.
-    return View(annotate(view, {"objects": [{"mask": record["mask"]}]}, box), _clip(target.from_root(box)))
-
-
-def _widen(start: int, stop: int, margin: int, low: int, high: int) -> tuple[int, int]:
-    return max(low, start - margin // 2), min(high, stop + margin // 2)
+    shown = [min(max(value, 0.0), 1.0) for value in target.from_root(box)]
+    return View(annotate(view, {"objects": [{"mask": record["mask"]}]}, box), (shown[0], shown[1], shown[2], shown[3]))

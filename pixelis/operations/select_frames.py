@@ -10,14 +10,15 @@ from pydantic import Field, model_validator
 from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
 from pixelis.operations.container import require_decord
-from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.video import Clip
 
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SelectFramesArguments(OperationArguments):
-    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end`` seconds."""
+    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end``
+    seconds."""
 
     frames: list[int] | None = None
     times: list[Seconds] | None = None
@@ -56,15 +57,13 @@ class SelectFrames(Operation):
     def run(cls, arguments: SelectFramesArguments, target: Target, scene: Scene) -> Result:
         """Return one view per frame, fit to the frame budget.
 
-        Raises OperationError ``not_a_video``, ``out_of_range`` with the valid range, ``limit`` for more than ``max_frames``.
+        Raises OperationError ``not_a_video``, ``out_of_range`` with the valid range, ``limit`` for more than
+        ``max_frames``.
         """
         clip = target.clip
         requested = _requested_frames(arguments, clip, scene.settings.max_frames)
         numbers = list(dict.fromkeys(requested))
-        images = [
-            View(scene.fit_frame(frame), None, number, float(clip.times[number]))
-            for number, frame in zip(numbers, clip.frames(numbers), strict=True)
-        ]
+        images = scene.show_frames(clip, numbers)
         listed = ", ".join(f"{image.frame} at {image.time:.2f} s" for image in images)
         count = "1 frame" if len(clip.times) == 1 else f"{len(clip.times)} frames"
         text = f"{target.root} has {count}, {clip.duration:.2f} s. Shown: {listed}."
@@ -92,8 +91,9 @@ def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) 
     rate = arguments.rate or 1.0
     steps = (end - start) * rate + 1e-6
     if steps >= limit:
-        # Rounded down to three digits, so that the suggested rate is within the limit.
-        highest = _round_down((limit - 1) / (end - start)) if end > start else 0.0
+        highest = (limit - 1) / (end - start) if end > start else 0.0
+        digits = 2 - math.floor(math.log10(highest)) if highest > 0 else 0
+        highest = math.floor(highest * 10**digits) / 10**digits  # rounded down, so that it is within the limit
         count = "more than 10000" if steps > 1e4 else str(math.floor(steps) + 1)
         advice = f"use rate {highest:g} or less, or a shorter range" if highest > 0 else "use times"
         raise OperationError(f"{count} frames requested, the limit is {limit}: {advice}", code="limit")
@@ -111,8 +111,3 @@ def _check_time(time: float, clip: Clip) -> None:
         raise OperationError(
             f"time {time:g} s is outside the clip, which runs from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range"
         )
-
-
-def _round_down(value: float) -> float:
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return math.floor(value * 10**digits) / 10**digits

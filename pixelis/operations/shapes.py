@@ -1,7 +1,7 @@
 """Shape measures of a mask, exact within one per cent for drawn discs, ellipses and polygons.
 
-Counting pixel sides overestimates slanted outlines. Lengths are therefore taken from the 0.5 contour of the slightly blurred
-mask. Moments are those of the pixels as unit squares.
+Lengths are taken from the 0.5 contour of the slightly blurred mask: counting pixel sides overestimates
+slanted outlines.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import cv2
 import numpy as np
 
 LARGEST = 1024
-"""Longest side of the mask that contours are taken from; a larger mask is averaged down to it."""
+"""Longest side of the copy that contours are taken from."""
 BLUR = 0.7
 STRAIGHT = 0.5
-"""In pixels. Chosen together: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
+"""Pixels. Chosen together: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
 CORNER = 0.68
 """Pixels of contour length that the blur removes at a right angle."""
 ROUND = 0.006
-"""Largest relative area difference to the ellipse of the same moments for a round shape; a square differs by 0.047."""
+"""Largest relative area difference of a round shape to the ellipse of the same moments; a square has
+0.047."""
 TOLERANCE = 0.02
-"""Of an outline's polygon, in shares of its length: a regular polygon of up to twelve corners keeps all of them."""
+"""Tolerance of an outline's polygon, as a share of its length."""
 MOST_CORNERS = 12
 """A regular polygon with more corners is taken for round."""
 NOISE = 0.2
-"""Pixels of the mask that a contour differs from the drawn shape because of its pixels."""
+"""Pixels by which a contour differs from the drawn shape."""
 
 
 def centroid(inside: np.ndarray) -> tuple[float, float]:
@@ -37,11 +38,12 @@ def centroid(inside: np.ndarray) -> tuple[float, float]:
 def measure(inside: np.ndarray) -> dict[str, float | int | None]:
     """Shape measures of a bool [h, w] mask, by name.
 
-    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: length and width of the tightest box at any angle.
-    ``perimeter``: of the outline and all holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area of the convex
-    hull. ``convexity``: perimeter of the hull / perimeter of the outline. ``eccentricity``, ``orientation``: of the ellipse with
-    the same second moments; degrees counter-clockwise from the x axis (y up), 0..180, None where no axis is longer.
-    ``corners``: of the outline's polygon at a tolerance of 2 % of its length, 0 for round shapes. ``holes``: number of holes.
+    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: of the tightest box at any angle.
+    ``perimeter``: of outline and holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area
+    of the convex hull. ``convexity``: perimeter of the hull / perimeter of the outline. ``eccentricity``,
+    ``orientation``: of the ellipse with the same second moments; degrees counter-clockwise from the x axis,
+    0..180, None where no axis is longer. ``corners``: of the outline's polygon, 0 for round shapes.
+    ``holes``: their number.
     """
     height, width = inside.shape
     area = float(np.count_nonzero(inside))
@@ -87,10 +89,8 @@ def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, floa
 
 
 def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
-    """The outline and the contours of holes, float32 [n, 1, 2], in pixels of a scaled copy, and the size of these pixels.
-
-    For a mask in several pieces the outline is that of the largest; the other pieces are ignored.
-    """
+    """The largest piece's outline and its holes, float32 [n, 1, 2], in pixels of a scaled copy, and the size
+    of these pixels."""
     from skimage.measure import find_contours
 
     # A thin mask is not scaled below 24 pixels, so that it is not lost.
@@ -115,7 +115,8 @@ def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
 
 
 def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
-    """True unless a polygon of at most MOST_CORNERS corners fits the outline better than the ellipse of the same moments."""
+    """Whether the ellipse of the same moments fits the outline better than any polygon of at most
+    MOST_CORNERS corners."""
     points = outline[:: max(1, len(outline) // 200), 0].astype(np.float64)
     m = cv2.moments(outline)
     centre = np.array([m["m10"], m["m01"]]) / m["m00"]
@@ -132,5 +133,6 @@ def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
 
 
 def _length(contour: np.ndarray) -> float:
-    """Length of the contour's polygon at a tolerance of STRAIGHT pixels, which removes the ripple along slanted edges."""
+    """Length of the contour's polygon at a tolerance of STRAIGHT pixels, without the ripple along slanted
+    edges."""
     return float(cv2.arcLength(cv2.approxPolyDP(contour, STRAIGHT, True), True))

@@ -11,12 +11,14 @@ import numpy as np
 WIDTH = 112
 """Columns of the copies that are compared."""
 BLOCK, REACH = 16, 8
-"""Side of a block, and how far it may have moved from one frame to the next; 8 columns are 7 % of the frame's width."""
+"""Side of a block, and how far it may have moved between frames; 8 columns are 7 % of the width."""
 SIMILAR, EQUAL = 0.75, 6.0
-"""Least correlation of a block with its best place in the frame before; without texture, the largest difference, of 255."""
+"""Least correlation of a block with its best place before; without texture, the largest difference, of
+255."""
 FLAT = 4.0
 CUT = 0.4
-"""Least `change` of a cut. Cuts have 0.5 and more, a camera in motion up to 0.25 (`benchmarks.operations heldout`)."""
+"""Least `change` of a cut. Cuts have 0.5 and more, a moving camera up to 0.25 (`benchmarks.operations
+heldout`)."""
 FLASH = 3
 """Most frames of a flash."""
 SAME = 0.9
@@ -33,8 +35,8 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
 def change(before: np.ndarray, after: np.ndarray) -> float:
     """Share of ``after`` that is nowhere near its place in ``before`` (thumbnails of one size), 0..1.
 
-    Moving objects, a moving camera and fading light leave most blocks recognisable; another scene does not. Where much seems to
-    be new, the frame is compared again after the shift that phase correlation finds, as of a camera that turns fast.
+    Most blocks stay recognisable when objects, the camera or the light change. Where much is new, the frame
+    is compared again after the shift that phase correlation finds, as of a fast pan.
     """
     before = _in_the_light_of(after, before)
     share = _new(before, after)
@@ -64,7 +66,7 @@ def _new(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def _in_the_light_of(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """``before`` in the brightness and contrast of ``after``, if both show the same; blocks without texture depend on it."""
+    """``before`` in the brightness and contrast of ``after`` if both show the same."""
     spread, other = float(before.std()), float(after.std())
     covariance = float(((before - before.mean()) * (after - after.mean())).mean())
     if covariance < SAME * spread * other or not spread * other:
@@ -73,13 +75,14 @@ def _in_the_light_of(after: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 def is_flash(before: np.ndarray, after: np.ndarray, earlier: Iterable[np.ndarray], later: Iterable[np.ndarray]) -> bool:
-    """True if a change is the beginning or the end of a flash, from the thumbnails of up to FLASH frames on either side."""
+    """Whether a change begins or ends a flash, by the thumbnails of up to FLASH frames on either side."""
     begins = any(change(before, frame) < CUT for frame in later)
     return begins or any(change(frame, after) < CUT for frame in earlier)
 
 
 def mark_cuts(first: np.ndarray, frames: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Each of ``frames``, which follow ``first``, and whether a new scene begins with it. Reads FLASH frames ahead."""
+    """Each of ``frames``, which follow ``first``, and whether a scene begins with it. Reads FLASH frames
+    ahead."""
     past = deque([thumbnail(first)], maxlen=FLASH + 1)
     ahead = deque((frame, thumbnail(frame)) for _, frame in zip(range(FLASH), frames, strict=False))
     while ahead:

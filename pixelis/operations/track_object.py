@@ -19,7 +19,7 @@ from pixelis.operations.csrt import PixelBox, Track
 from pixelis.operations.draw import annotate
 from pixelis.operations.media import subsample
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
-from pixelis.operations.track_masks import check_masks, segment_track
+from pixelis.operations.segment_object_at import segment
 from pixelis.operations.video import Clip
 from pixelis.records import Box
 
@@ -27,13 +27,15 @@ STATIONARY_PX = 10.0
 LISTED = 12
 """Boxes in the text, of all tracks together."""
 MAX_OBJECTS = 8
+MAX_MASKS = 64
+"""Frames of a track with masks: segmenting a frame takes much longer than tracking through it."""
 
 
 class TrackObjectArguments(OperationArguments):
-    """``box``: the object in frame ``start``, 0..1 of the target; ``boxes``: several; or ``object``: the id of an object.
+    """``box`` or ``boxes`` in frame ``start``, 0..1 of the target, or the id of an ``object``, from its own
+    frame.
 
-    An object is tracked from its own frame. An ``end`` before that frame tracks backward. ``masks``: also return the object's
-    mask in each frame. It is not in the schema that the policy reads.
+    An earlier ``end`` tracks backward. ``masks``, not offered to the policy, adds a mask in each frame.
     """
 
     box: BoxArgument | None = None
@@ -53,7 +55,7 @@ class TrackObjectArguments(OperationArguments):
 
 
 class TrackObject(Operation):
-    """Tracks with OpenCV's CSRT and our own measure of confidence; see `csrt`."""
+    """Tracks with OpenCV's CSRT and the confidence that `csrt` measures."""
 
     name = "track_object"
     description = (
@@ -70,49 +72,54 @@ class TrackObject(Operation):
 
     @classmethod
     def run(cls, arguments: TrackObjectArguments, target: Target, scene: Scene) -> Result:
-        """Track to frame ``end``, through ``max_track_frames`` frames shared by all objects; shows up to four frames.
+        """Track to frame ``end``; up to four frames are shown.
 
-        Raises OperationError ``not_a_video``, ``unknown_object``, ``bad_target``, ``bad_box``, ``too_small``, ``out_of_range``,
-        ``nothing_found``, ``limit`` for too many masks; MissingDependency when OpenCV comes without CSRT.
+        Raises OperationError ``not_a_video``, ``unknown_object``, ``bad_target``, ``bad_box``, ``too_small``,
+        ``out_of_range``, ``nothing_found``, ``limit``.
         """
         clip = target.clip
         first, boxes = _begin(arguments, target, scene)
-        end = _end(arguments.end, first, len(clip.times) - 1)
+        last = len(clip.times) - 1
+        end = last if arguments.end is None else arguments.end
+        if arguments.end is None and first == last:
+            message = f"frame {first} is the last frame: set end to an earlier one to track backward"
+            raise OperationError(message, code="out_of_range")
+        if end == first or not 0 <= end <= last:
+            raise OperationError(f"end must be in 0..{last} and differ from start {first}", code="out_of_range")
         most = max(2, scene.settings.max_track_frames // len(boxes)) - 1
         stop = first + max(-most, min(most, end - first))
-        if arguments.masks:
-            check_masks((abs(stop - first) + 1) * len(boxes))
+        if arguments.masks and (count := (abs(stop - first) + 1) * len(boxes)) > MAX_MASKS:
+            message = f"masks of {count} frames requested, the limit is {MAX_MASKS}: set end, or omit masks"
+            raise OperationError(message, code="limit")
         cv2.setRNGSeed(scene.seed & 0x7FFFFFFF)
         edges = [geometry.to_pixels(box, clip.width, clip.height) for box in boxes]
-        entries = []
-        for track in csrt.follow(clip, first, stop, edges):
+        entries, records, lines = [], [], []
+        for number, track in enumerate(csrt.follow(clip, first, stop, edges), 1):
             status = "lost" if stop not in track.frames else "active" if stop != end else "completed"
             entry = _describe(track, status, clip, target.root, first)
             if arguments.masks:
                 entry["masks"] = segment_track(clip, entry["frames"], entry["boxes"], scene.settings, scene.seed)
             entries.append(entry)
-        records = [_record(entry, clip, -1 if first < stop else 0) for entry in entries]
-        return Result(
-            _text(entries, first < stop, clip, target, scene),
-            _views(entries, clip, scene),
-            {"tracks": entries, "objects": records},
-        )
+            records.append(_record(entry, clip, -1 if first < stop else 0))
+            prefix = f"{number}: " if len(boxes) > 1 else ""
+            listed = max(3, LISTED // len(boxes))
+            lines += [prefix + line for line in _track_lines(entry, first < stop, listed, clip, target, scene)]
+        if cuts := entries[0]["cuts"]:
+            lines.append(f"The scene changes with frame {', '.join(map(str, cuts[:6]))}.")
+        return Result("\n".join(lines), _views(entries, clip, scene), {"tracks": entries, "objects": records})
 
 
 def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tuple[int, list[Box]]:
     """The frame of the given boxes, and the boxes, 0..1 of the frame."""
     last = len(target.clip.times) - 1
     if arguments.object is not None:
-        record = scene.object(arguments.object)
+        record, name = scene.object(arguments.object), arguments.object[:20]
         if record.get("root") != target.root or record.get("frame") is None:
-            raise OperationError(
-                f"object {arguments.object[:20]} is in {record.get('root')}, set that as target", code="bad_target"
-            )
+            raise OperationError(f"object {name} is in {record.get('root')}, set that as target", code="bad_target")
         first = int(record["frame"])
         if arguments.start not in (None, first):
-            raise OperationError(
-                f"object {arguments.object[:20]} is tracked from its own frame {first}, omit start", code="bad_arguments"
-            )
+            message = f"object {name} is tracked from its own frame {first}, omit start"
+            raise OperationError(message, code="bad_arguments")
         boxes = [geometry.clamp(geometry.as_box(record["box"]))]
     else:
         first = (target.frame or 0) if arguments.start is None else arguments.start
@@ -123,24 +130,29 @@ def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tup
     return first, boxes
 
 
-def _end(end: int | None, first: int, last: int) -> int:
-    """The requested last frame of the track, in either direction. Raises OperationError ``out_of_range``."""
-    if end is None:
-        if first == last:
-            raise OperationError(
-                f"frame {first} is the last frame: set end to an earlier one to track backward", code="out_of_range"
-            )
-        return last
-    if end == first or not 0 <= end <= last:
-        raise OperationError(f"end must be in 0..{last} and differ from start {first}", code="out_of_range")
-    return end
+def segment_track(
+    clip: Clip, frames: Sequence[int], boxes: Sequence[Sequence[float]], settings: ToolboxConfig, seed: int
+) -> list[Any]:
+    """COCO's code of the object in each frame, None where the box (0..1 of the frame) shows no object."""
+    codes: list[Any] = []
+    for picture, box in zip(clip.frames(frames), boxes, strict=True):
+        try:
+            edges = geometry.to_pixels(geometry.as_box(box), clip.width, clip.height)
+            found = segment(picture, (0, 0, clip.width, clip.height), None, edges, settings, seed)
+        except OperationError as error:
+            if error.code not in ("nothing_found", "too_small"):
+                raise
+            codes.append(None)
+        else:
+            codes.append(found.mask.encode())
+    return codes
 
 
 def motion(boxes: Sequence[PixelBox], times: Sequence[float], frames: Sequence[int] | None = None) -> dict[str, dict[str, Any]]:
     """Statistics of the path of the boxes' centres, in full-resolution pixels.
 
-    ``times`` in seconds and increasing numbers of ``frames``, one per box; by default the frames are consecutive.
-    The direction is that of the displacement: 0 degrees is right, 90 is down. Stationary: always within 10 pixels of the start.
+    ``times`` in seconds, and numbers of ``frames``, by default consecutive. Direction of the displacement: 0
+    degrees is right, 90 down. Stationary: always within 10 pixels of the start.
     """
     centres = [((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in boxes]
     steps = [math.dist(a, b) for a, b in itertools.pairwise(centres)]
@@ -168,7 +180,8 @@ def motion(boxes: Sequence[PixelBox], times: Sequence[float], frames: Sequence[i
 
 def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> dict[str, Any]:
     """The track as plain values. ``first``: the frame of the given box."""
-    boxes = [_normalise(box, clip.width, clip.height) for box in track.boxes]
+    size = (clip.width, clip.height)
+    boxes = [[round(min(1.0, max(0.0, v / size[i % 2])), 6) for i, v in enumerate(box)] for box in track.boxes]
     ends = [(track.frames[i], boxes[i]) for i in ((0, -1) if first == track.frames[0] else (-1, 0))]
     key = " ".join(f"{frame} {box}" for frame, box in ends)
     return {
@@ -185,7 +198,8 @@ def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> d
 
 
 def _record(entry: dict[str, Any], clip: Clip, index: int) -> dict[str, Any]:
-    """The object in the frame where its track stopped, the first or the last, which later operations may name."""
+    """The object in the frame where its track stopped, the first or the last, which later operations may
+    name."""
     x0, y0, x1, y1 = entry["boxes"][index]
     record = {
         "id": entry["id"],
@@ -198,22 +212,6 @@ def _record(entry: dict[str, Any], clip: Clip, index: int) -> dict[str, Any]:
         "method": "csrt",
     }
     return record | ({"mask": entry["masks"][index]} if "masks" in entry else {})
-
-
-def _normalise(box: PixelBox, width: int, height: int) -> list[float]:
-    """Convert pixels to 0..1 of the frame, clipped to it."""
-    x0, y0, x1, y1 = box
-    return [round(min(1.0, max(0.0, v)), 6) for v in (x0 / width, y0 / height, x1 / width, y1 / height)]
-
-
-def _text(entries: list[dict[str, Any]], forward: bool, clip: Clip, target: Target, scene: Scene) -> str:
-    lines = []
-    for number, entry in enumerate(entries, 1):
-        prefix = f"{number}: " if len(entries) > 1 else ""
-        lines += [prefix + line for line in _track_lines(entry, forward, max(3, LISTED // len(entries)), clip, target, scene)]
-    if cuts := entries[0]["cuts"]:
-        lines.append(f"The scene changes with frame {', '.join(map(str, cuts[:6]))}.")
-    return "\n".join(lines)
 
 
 def _track_lines(entry: dict[str, Any], forward: bool, listed: int, clip: Clip, target: Target, scene: Scene) -> list[str]:
@@ -240,19 +238,17 @@ def _track_lines(entry: dict[str, Any], forward: bool, listed: int, clip: Clip, 
 
 
 def _views(entries: list[dict[str, Any]], clip: Clip, scene: Scene) -> list[View]:
-    """Up to four frames spread over the tracks, with the boxes of all objects in them, numbered when there are several."""
+    """Up to four frames spread over the tracks, with the boxes of all objects."""
     numbers = subsample(sorted({frame for entry in entries for frame in entry["frames"]}), 4)
-    views = []
-    for number, frame in zip(numbers, clip.frames(numbers), strict=True):
+    views = scene.show_frames(clip, numbers)
+    for view in views:
         boxes, tints = [], []
         for position, entry in enumerate(entries, 1):
-            if number not in entry["frames"]:
+            if view.frame not in entry["frames"]:
                 continue
-            i = entry["frames"].index(number)
+            i = entry["frames"].index(view.frame)
             boxes.append({"box": entry["boxes"][i], "label": str(position) if len(entries) > 1 else ""})
             if "masks" in entry and entry["masks"][i] is not None:
                 tints.append({"mask": entry["masks"][i]})
-        views.append(
-            View(annotate(scene.fit_frame(frame), {"boxes": boxes, "objects": tints}), None, number, float(clip.times[number]))
-        )
+        view.pixels = annotate(view.pixels, {"boxes": boxes, "objects": tints})
     return views

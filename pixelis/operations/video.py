@@ -1,9 +1,10 @@
 """Clips with the exact time of every frame and random access to frames by number.
 
-A clip is indexed when it is opened: packets are counted instead of trusting the header, and the decoder verifies at both ends
-that each packet yields one frame. Where it does not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once
-to number its frames. Later reads start at the preceding key frame and identify frames by time. With ``toolbox.video_backend:
-decord``, decord numbers and reads the frames; docs/operations.md says when it is wrong.
+Opening a clip counts its packets instead of trusting the header, and decodes both ends to verify that each
+packet yields one frame. If not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once
+to number its frames. Later reads start at the preceding key frame and identify frames by time. With
+``toolbox.video_backend: decord``, decord numbers and reads the frames; docs/operations.md says when it is
+wrong.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from pixelis.operations.image import FORMATS, load_image, not_accepted
 from pixelis.records import Span
 
 MAX_CACHED_FRAMES, MAX_CACHED_BYTES = 100, 128_000_000
-"""Limits of the process-wide cache of decoded frames: a zoom into a frame usually follows its selection."""
+"""Limits of the process-wide cache of decoded frames."""
 
 SEEKABLE = {"mov", "matroska", "avi", "flv", "nut", "ivf"}
-"""Containers with an index: after a seek every packet has its correct time. Others are read from the start."""
+"""Containers with an index: after a seek every packet has its correct time. Others are read from the
+start."""
 
 _PICTURES = "pictures"
 _HEAD_BYTES = 1000
@@ -44,10 +46,10 @@ _LONGEST_TAIL = 64
 class Clip:
     """An encoded clip whose frames are decoded on demand.
 
-    ``data``: uint8 arrays, one for a file or one per picture of a frame list; an object store passes them on without a copy.
-    ``times``: float64 seconds at which each frame is shown, increasing. ``width`` and ``height``: display size, rotation applied.
-    ``keys``: frame numbers at which decoding can start; empty when it must start at the first. A cut clip has the frames
-    ``numbers`` of a ``whole`` one.
+    ``data``: uint8 arrays, one for a file or one per picture of a frame list; an object store passes them on
+    without a copy. ``times``: float64 seconds at which each frame is shown, increasing. ``width`` and
+    ``height``: display size. ``keys``: frame numbers at which decoding can start; empty: only at the first. A
+    cut clip has the frames ``numbers`` of a ``whole`` one.
     """
 
     data: tuple[np.ndarray, ...]
@@ -63,7 +65,7 @@ class Clip:
 
     @property
     def duration(self) -> float:
-        """Seconds that the frames are shown; the last frame before a gap or the end is given the median frame duration."""
+        """Seconds that the frames are shown; a last frame counts for the median duration."""
         steps = np.diff(self.times)
         if self.numbers is None:
             return float(self.times[-1] - self.times[0] + (np.median(steps) if len(steps) else 0.0))
@@ -80,7 +82,8 @@ class Clip:
         return float(self.whole.times[following]) if following < len(self.whole.times) else self.whole.end
 
     def cut(self, spans: Sequence[Span]) -> Clip:
-        """The clip with only the frames on show during ``spans`` (seconds); BadImage ``video_span`` for one that shows none."""
+        """The clip with only the frames on show during ``spans`` (seconds). Raises BadImage ``video_span``
+        for a span outside."""
         parts = []
         for start, end in spans:
             if start >= self.end or end - 1e-6 <= self.times[0]:
@@ -98,9 +101,11 @@ class Clip:
         return next(self.frames([index]))
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Frames in the requested order, read-only uint8 [H, W, 3], RGB; a run of increasing numbers is decoded in one pass.
+        """Frames in the requested order, read-only uint8 [H, W, 3], RGB; increasing numbers are decoded in
+        one pass.
 
-        Raises OperationError ``out_of_range`` before decoding, BadImage ``video_undecodable`` for a damaged frame.
+        Raises OperationError ``out_of_range`` before decoding, BadImage ``video_undecodable`` for a damaged
+        frame.
         """
         for index in indices:
             if isinstance(index, (bool, float)) or not 0 <= index < len(self.times):
@@ -108,7 +113,8 @@ class Clip:
         return (self._get(int(index)) for index in indices)
 
     def at(self, time: float) -> int:
-        """Number of the frame shown at ``time`` seconds; the first before the clip starts, the last after it ends."""
+        """Number of the frame shown at ``time`` seconds; the first before the clip starts, the last after it
+        ends."""
         return max(0, int(np.searchsorted(self.times, time + 1e-6, side="right")) - 1)
 
     def _get(self, number: int) -> np.ndarray:
@@ -133,13 +139,15 @@ class Clip:
 def open_clip(
     source: str | bytes | Path | Sequence[str], settings: ToolboxConfig, fps: float = 1.0, spans: Sequence[Span] | None = None
 ) -> Clip:
-    """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-sized pictures.
+    """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-
+    sized pictures.
 
-    ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of ``settings`` apply to the
-    whole clip and are checked before decoding. Raises BadImage with code video_scheme, video_not_found, video_empty,
-    video_too_many_bytes, video_too_many_pixels, video_too_many_frames, video_too_long, video_no_picture, video_frames_differ,
-    video_span, video_backend or video_undecodable, and image_* for the pictures of a list. Any path is opened: a gateway must
-    let only ``data:`` URLs through.
+    ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of
+    ``settings`` apply to the whole clip and are checked before decoding. Raises BadImage with code
+    video_scheme, video_not_found, video_empty, video_too_many_bytes, video_too_many_pixels,
+    video_too_many_frames, video_too_long, video_no_picture, video_frames_differ, video_span, video_backend or
+    video_undecodable, and image_* for the pictures of a list. Any path is opened: a gateway must let only
+    ``data:`` URLs through.
     """
     if isinstance(source, (bytes, str, Path)):
         data = _read(source, settings.max_video_bytes)
@@ -283,7 +291,8 @@ Numbered = tuple[list[float], tuple[int, ...], np.ndarray]
 
 
 def _by_packets(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> Numbered | None:
-    """Times, keys and the first picture, assuming one frame per packet; None when either end of the clip contradicts this."""
+    """Times, keys and the first picture, assuming one frame per packet; None when either end of the clip
+    contradicts this."""
     times = sorted(time for time in packets.times if time is not None)
     keys = tuple(int(np.searchsorted(times, time)) for time in sorted(time for time in packets.keys if time is not None))
     if not keys or keys[0] != 0:
@@ -340,7 +349,7 @@ def _by_frames(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> 
 
 
 def _distinct(times: list[float]) -> list[float]:
-    """Increasing times from ones that repeat but never fall: a repeated time follows after the usual step, before the next."""
+    """Increasing times from ones that repeat: a repeated time follows after the usual step, before the next."""
     values, counts = np.unique(times, return_counts=True)
     gaps = np.diff(values)
     steps = np.minimum(np.append(gaps, np.inf) / counts, np.median(gaps))
@@ -348,7 +357,8 @@ def _distinct(times: list[float]) -> list[float]:
 
 
 class _Reader:
-    """Decodes frames of a clip by number. Decoding continues from the current position where that is shorter than a seek."""
+    """Decodes frames of a clip by number. Decoding continues from the current position where that is shorter
+    than a seek."""
 
     def __init__(
         self, data: np.ndarray, times: Sequence[float] | np.ndarray, keys: tuple[int, ...], max_pixels: int, size: Any = None

@@ -19,7 +19,8 @@ Padding = Annotated[float, AllowInfNan(False), Field(ge=0, le=0.5)]
 
 
 class ZoomInArguments(OperationArguments):
-    """``box``: the region, 0..1 of the target; or ``center`` and ``factor``: 1/``factor`` of each side around a point.
+    """``box``: the region, 0..1 of the target; or ``center`` and ``factor``: 1/``factor`` of each side around
+    a point.
 
     ``padding``: share of the target's width and height to add on each side (Pixel-Reasoner uses 0.1).
     """
@@ -78,22 +79,19 @@ class ZoomIn(Operation):
     def run(cls, arguments: ZoomInArguments, target: Target, scene: Scene) -> Result:
         """Return one view of the region; text only when the region differs from the requested box.
 
-        The region is padded and clamped to the target, then moved to the nearest pixel edges, so that a crop of the crop is
-        exact. A region around a point near the edge keeps its size and moves inside.
+        The region is padded and clamped to the target, then moved to the nearest pixel edges, so that a crop
+        of the crop is exact. A region around a point near the edge keeps its size and moves inside.
 
-        data: ``pixels`` (left, top, right, bottom of the view), ``zoom_level`` (view pixels per full-resolution pixel, geometric
-        mean of both sides), ``source_size`` and ``view_size`` (width, height), ``adjusted`` (differs from the request).
-        Raises OperationError ``out_of_range`` for a box outside the target, ``too_small`` below 4 pixels, ``bad_box`` for a
-        strip too thin to show.
+        data: ``pixels`` (left, top, right, bottom of the view), ``zoom_level`` (view pixels per full-
+        resolution pixel, geometric mean of both sides), ``source_size`` and ``view_size`` (width, height),
+        ``adjusted`` (differs from the request). Raises OperationError ``out_of_range`` for a box outside the
+        target, ``too_small`` below 4 pixels, ``bad_box`` for a strip too thin to show.
         """
-        picture = target.picture
-        height, width = picture.shape[:2]
         region = arguments.pad(geometry.clamp(arguments.moved_inside()))
         left, top, right, bottom = target.pixels(region)
-        rounded = (left / width, top / height, right / width, bottom / height)
-        box = geometry.clamp(target.from_root(rounded))
-        view = scene.fit_crop(picture[top:bottom, left:right])
-        if np.shares_memory(view, picture):
+        box = geometry.clamp(target.from_root(target.snap(region)))
+        view = scene.fit_crop(target.crop(region))
+        if np.shares_memory(view, target.picture):
             view = view.copy()  # a crop must not keep the whole picture alive
         source, size = (right - left, bottom - top), (view.shape[1], view.shape[0])
         # Rounding to pixel edges does not count: policies are trained on zooms without this text.

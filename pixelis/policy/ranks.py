@@ -30,32 +30,22 @@ if TYPE_CHECKING:
 
 POWERS_ABOVE = 16
 TOP = 50
-<<<<<<< ours
 """Singular values of a layer in a rank file."""
 MAX_LORAS = 2
 """LoRA adapters that vLLM holds: the next one is loaded while the last one is in use."""
-POWER_ITERATIONS = 4
-=======
-"""Number of singular values of a layer in a rank file."""
 UNCHANGED = 1e-8
 """Largest change up to which a layer gets no adapter."""
 EXACT_SIDE = 100
 """Largest side of a layer that is decomposed exactly; of a larger one COMPONENTS singular values are computed."""
 COMPONENTS, OVERSAMPLING, POWER_ITERATIONS = 512, 10, 4
->>>>>>> theirs
 
 
 @dataclass(frozen=True)
 class WeightChange:
     """Change D of a layer's weight by fine-tuning.
 
-<<<<<<< ours
-    values: singular values, largest first; of a large layer the first `components`, empty for an unchanged
+    values: singular values, largest first; of a large layer the first COMPONENTS, empty for an unchanged
     layer. energy: ||D||_F^2; largest: max|D|.
-=======
-    values: singular values in descending order, of a large layer the largest COMPONENTS, empty for an unchanged layer; energy:
-    ||D||_F^2; largest: max|D|.
->>>>>>> theirs
     """
 
     shape: tuple[int, int]

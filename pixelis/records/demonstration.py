@@ -11,9 +11,11 @@ from pixelis.records.trajectory import Action, Observation
 
 
 class Verbatim(Record):
-    """A turn in the row of another system: the assistant's ``text`` in ``dialect``, and the user turn that follows it.
+    """A turn in the row of another system: the assistant's ``text`` in ``dialect``, and the user turn that
+    follows it.
 
-    ``result`` is the text of that turn, with its marks of images, ``images`` are their files. ``failed``: it reports an error.
+    ``result`` is the text of that turn, with its marks of images, ``images`` are their files. ``failed``: it
+    reports an error.
     """
 
     dialect: str
@@ -26,11 +28,12 @@ class Verbatim(Record):
 class Step(Record):
     """One assistant turn of a demonstration: an operation or the answer, after an optional thought.
 
-    Flat in files (``{"op": "zoom_in", "box": [...]}``): unknown keys are arguments of the operation. The default ``target`` is
-    the first picture or clip. ``further`` are more calls of the same turn, ``{"op", "target", "arguments"}`` each. ``learn``
-    False excludes the turn from the loss, for a mistake that the next turn corrects. ``observation`` is the result of the
-    operation when the demonstration was created. ``verbatim`` is the turn as another system wrote it; a turn without ``op`` and
-    ``answer`` is a call that cannot be read, which only stays in the context.
+    Flat in files (``{"op": "zoom_in", "box": [...]}``): unknown keys are arguments of the operation. The
+    default ``target`` is the first picture or clip. ``further`` are more calls of the same turn, ``{"op",
+    "target", "arguments"}`` each. ``learn`` False excludes the turn from the loss, for a mistake that the
+    next turn corrects. ``observation`` is the result of the operation when the demonstration was created.
+    ``verbatim`` is the turn as another system wrote it; a turn without ``op`` and ``answer`` is a call that
+    cannot be read, which only stays in the context.
     """
 
     think: str | None = None
@@ -83,8 +86,9 @@ Level = Literal["simple", "medium", "hard"]
 class Demonstration(Question):
     """A question with the turns of an assistant: a Chain-of-Thought-Action sample.
 
-    ``turns`` end with an answer. The kinds golden and self_correction are right and may be imitated; the others are intentionally
-    wrong and never imitated. ``weight`` is a sampling weight, ``difficulty`` is 0.1..1, ``quality`` is 0..1.
+    ``turns`` end with an answer. The kinds golden and self_correction are right and may be imitated; the
+    others are intentionally wrong and never imitated. ``weight`` is a sampling weight, ``difficulty`` is
+    0.1..1, ``quality`` is 0..1.
     """
 
     turns: Annotated[list[Step], Field(min_length=1)]

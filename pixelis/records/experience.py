@@ -27,11 +27,12 @@ class Vote(Record):
 
 
 class Verdict(Record):
-    """The result of a vote with its provenance. ``answer`` None means abstention; ``confidence`` is in [0, 1].
+    """The result of a vote with its provenance. ``answer`` None means abstention; ``confidence`` is in [0,
+    1].
 
-    ``self_answer``: the first sample's answer. ``neighbours``: number of retrieved experiences, of which the compatible ones are
-    in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``: weights by class of equal answers.
-    ``strategies``: the answer of each strategy of an ensemble.
+    ``self_answer``: the first sample's answer. ``neighbours``: number of retrieved experiences, of which the
+    compatible ones are in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``:
+    weights by class of equal answers. ``strategies``: the answer of each strategy of an ensemble.
     """
 
     answer: str | None
@@ -66,9 +67,9 @@ def initial_priority(fields: dict[str, Any]) -> float:
 class Experience(Record):
     """A served episode as stored in memory: text redacted, pictures stored separately, no data URLs.
 
-    ``user`` is a pseudonym (see ``evolution.privacy``). The memory counts ``retrievals`` and ``successes``: a retrieval succeeds
-    if the verdict agrees with this experience; each retrieval id counts once. ``response`` are the request's parameters and the
-    usage of one that ``/v1/responses`` answered.
+    ``user`` is a pseudonym (see ``evolution.privacy``). The memory counts ``retrievals`` and ``successes``: a
+    retrieval succeeds if the verdict agrees with this experience; each retrieval id counts once. ``response``
+    are the request's parameters and the usage of one that ``/v1/responses`` answered.
     """
 
     id: str = Field(default_factory=lambda: new_id("exp"))
@@ -97,8 +98,8 @@ class Neighbour(Record):
 class UpdateTask(Record):
     """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth.
 
-    ``user`` is the pseudonym of who asked, empty if unknown: shares of an update are capped by it. ``trace``: W3C ``traceparent``
-    of the request.
+    ``user`` is the pseudonym of who asked, empty if unknown: shares of an update are capped by it. ``trace``:
+    W3C ``traceparent`` of the request.
     """
 
     id: str = Field(default_factory=lambda: new_id("task"))

@@ -45,10 +45,10 @@ class Record(BaseModel):
 class Media(Record):
     """A picture or clip of a question.
 
-    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded data set). A clip may also be a list of pictures,
-    ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from ``start`` to ``end`` seconds, in order: only their
-    frames exist, numbered from 0, and keep their times in the whole clip. ``width`` and ``height`` in pixels; None until it is
-    decoded.
+    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded data set). A clip may also be a
+    list of pictures, ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from ``start`` to
+    ``end`` seconds, in order: only their frames exist, numbered from 0, and keep their times in the whole
+    clip. ``width`` and ``height`` in pixels; None until it is decoded.
     """
 
     id: str
@@ -79,9 +79,11 @@ class Media(Record):
 
 
 def place_media(text: str, kinds: Sequence[str]) -> list[int | str]:
-    """The text in pieces with the number of each medium at its ``<image>`` or ``<video>``; ``kinds`` are those of the media.
+    """The text in pieces with the number of each medium at its ``<image>`` or ``<video>``; ``kinds`` are
+    those of the media.
 
-    Media of a kind without marks come first. If a kind has another number of marks than media, its marks are text.
+    Media of a kind without marks come first. If a kind has another number of marks than media, its marks are
+    text.
     """
     marked = {kind for kind in kinds if text.count(f"<{kind}>") == kinds.count(kind)}
     numbers = {kind: iter([i for i, own in enumerate(kinds) if own == kind]) for kind in marked}
@@ -97,8 +99,8 @@ def place_media(text: str, kinds: Sequence[str]) -> list[int | str]:
 class Region(Record):
     """An annotated object in a picture, or in one frame of a clip (``frame`` from 0).
 
-    Coordinates are 0..1 of ``media``. ``mask`` is a COCO run-length code at full resolution; ``outline`` is a list of polygons.
-    Regions of one object in several frames share a ``track``.
+    Coordinates are 0..1 of ``media``. ``mask`` is a COCO run-length code at full resolution; ``outline`` is a
+    list of polygons. Regions of one object in several frames share a ``track``.
     """
 
     id: str
@@ -150,7 +152,8 @@ class Annotations(Record):
 
 
 class Exchange(Record):
-    """An earlier question of a conversation and its answer. ``media`` are the ids of the pictures and clips sent with it."""
+    """An earlier question of a conversation and its answer. ``media`` are the ids of the pictures and clips
+    sent with it."""
 
     question: str
     answer: str
@@ -160,11 +163,11 @@ class Exchange(Record):
 class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
-    ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names came with the
-    question itself. ``media`` are sorted as the conversation shows them: at the ``<image>`` and ``<video>`` in a text, others
-    before it. For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names the
-    operations that the policy may use for this question; None means all of the run. ``environment`` names the environment whose
-    actions the policy uses instead.
+    ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names
+    came with the question itself. ``media`` are sorted as the conversation shows them: at the ``<image>`` and
+    ``<video>`` in a text, others before it. For annotated pictures without a question, ``question`` is empty
+    and ``annotations`` is set. ``tools`` names the operations that the policy may use for this question; None
+    means all of the run. ``environment`` names the environment whose actions the policy uses instead.
     """
 
     id: str
@@ -183,7 +186,8 @@ class Question(Record):
 
     @property
     def origin(self) -> tuple[str, str] | None:
-        """The file and the number of the row that the question was read from, for messages; not a part of its JSON."""
+        """The file and the number of the row that the question was read from, for messages; not a part of its
+        JSON."""
         return self._origin
 
     def read_from(self, file: str, row: str) -> Self:

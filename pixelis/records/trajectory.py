@@ -15,7 +15,8 @@ from pixelis.records.question import SCHEMA_VERSION, Box, Question, Record, new_
 class Action(Record):
     """A pixel operation requested by the policy.
 
-    ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id; empty for an environment's action).
+    ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id; empty for an
+    environment's action).
     """
 
     op: str
@@ -26,9 +27,10 @@ class Action(Record):
 class ImageView(Record):
     """An image as shown to the policy: its source and its size.
 
-    ``box`` is relative to ``parent``; a question's own picture has neither. For a frame of a clip ``parent`` is the clip,
-    ``frame`` its number from 0, ``time`` its seconds, and ``box`` a region of the frame. ``source_size`` is the size of the
-    full-resolution region, ``view_size`` that of the resized view; both (width, height) in pixels.
+    ``box`` is relative to ``parent``; a question's own picture has neither. For a frame of a clip ``parent``
+    is the clip, ``frame`` its number from 0, ``time`` its seconds, and ``box`` a region of the frame.
+    ``source_size`` is the size of the full-resolution region, ``view_size`` that of the resized view; both
+    (width, height) in pixels.
     """
 
     id: str
@@ -44,8 +46,8 @@ class ImageView(Record):
 class Observation(Record):
     """The result of an operation. ``id`` is assigned only on success; ``seconds`` is the execution time.
 
-    The policy reads ``text``, with coordinates in the policy's scale. ``data`` is for rewards, evaluation and pages: plain
-    values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
+    The policy reads ``text``, with coordinates in the policy's scale. ``data`` is for rewards, evaluation and
+    pages: plain values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
     """
 
     status: Literal["ok", "error"]
@@ -60,10 +62,11 @@ class Observation(Record):
 class Turn(Record):
     """A contiguous run of tokens by one author.
 
-    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the sampling distribution) has
-    one entry per token of a generated turn and is empty for all others. The loss covers exactly the policy turns with ``learn``.
-    ``further_actions`` are the calls after ``action`` of a turn with several; a tool turn follows for each. ``top_log_probs`` are
-    the most likely tokens at each place of a generated turn, for a request that asks for them; they are never written.
+    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the
+    sampling distribution) has one entry per token of a generated turn and is empty for all others. The loss
+    covers exactly the policy turns with ``learn``. ``further_actions`` are the calls after ``action`` of a
+    turn with several; a tool turn follows for each. ``top_log_probs`` are the most likely tokens at each
+    place of a generated turn, for a request that asks for them; they are never written.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -106,9 +109,9 @@ class StopReason(enum.StrEnum):
 class Trajectory(Record):
     """One episode: prompt turns, policy turns, observations, answer, rewards.
 
-    ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``), None if it saw them as
-    they are. ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the reason if
-    there is no reward.
+    ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``),
+    None if it saw them as they are. ``rewards`` are the raw terms by name, ``weighted`` their contributions
+    to ``reward``; ``unscored`` is the reason if there is no reward.
     """
 
     schema_version: int = SCHEMA_VERSION

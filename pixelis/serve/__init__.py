@@ -1,2 +1,1 @@
-"""The Ray Serve application: an OpenAI-shaped gateway, the agent behind it, and the work that turns its
-traffic into updates."""
+"""The Ray Serve application: a gateway with OpenAI's API, its agent, and the work after a reply."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import logging
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -76,8 +77,7 @@ class Access:
 
 
 class Shield:
-    """ASGI middleware: the host check, security headers, request metrics, and 500 for an exception that
-    nothing handled."""
+    """ASGI middleware: host check, security headers, request metrics, and 500 for unhandled exceptions."""
 
     def __init__(self, app: ASGIApp, access: Access, counters: Counters):
         self.app, self.access, self.counters = app, access, counters
@@ -135,24 +135,20 @@ class Shield:
 
 def is_local(host: str) -> bool:
     """Whether a Host header is localhost or a loopback address, with any port."""
-    if host.startswith("["):
-        name, bracket, port = host[1:].partition("]")
-        port = port.removeprefix(":")
-        if not bracket:
-            return False
-    else:
-        name, _, port = host.partition(":")
-    if port and not (port.isascii() and port.isdigit()):
-        return False
+    match = re.fullmatch(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::[0-9]*)?", host)
+    return match is not None and is_loopback((match[1] or match[2] or "").lower().removesuffix("."))
+
+
+def is_loopback(host: str) -> bool:
+    """True for ``localhost`` and loopback addresses; False for other names, whatever they resolve to."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return name.lower().removesuffix(".") == "localhost"
+        return host == "localhost"
 
 
 def _route_label(scope: Scope) -> str:
-    """The route's path with its parameters unresolved. Other paths are the caller's and unbounded: they share
-    a label."""
+    """The route's path with its parameters unresolved. All unknown paths share a label."""
     if (route := scope.get("route")) is not None:
         return route.path
     page = scope["path"] in ("/", "/docs", "/openapi.json") or scope["path"].startswith("/page/")

@@ -1,5 +1,4 @@
-"""Stores the experience of an answer; then credits neighbours that agreed and turns a confident verdict into
-an update task."""
+"""Stores the experience of an answer, credits neighbours, and makes update tasks of confident verdicts."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ EVOLUTION_TIMEOUT_S = 30.0
 
 
 class AfterReply:
-    """Stores an answer's experience, which its reply waits for, and does the rest of the work after the
-    reply.
+    """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
     Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the
     actor's handle; None if the service does not learn. Counts the outcome of every answer.
@@ -66,8 +64,7 @@ class AfterReply:
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
     async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
-        """Start the work on this answer and wait until its experience is on disk, at most
-        ``memory.write_timeout_s``.
+        """Start this work and wait until the experience is on disk, at most ``memory.write_timeout_s``.
 
         Sets ``experience_id`` and ``remembered``. A read-only service stores nothing.
         """
@@ -211,8 +208,7 @@ class AfterReply:
     # -- evolution --------------------------------------------------------------------------------------------------
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
-        """Send the update task to Evolution; False if the gate rejects the verdict or Evolution refuses the
-        task."""
+        """Send the update task to Evolution; False if the gate or Evolution refuses it."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
         make = partial(make_task, answer.group, verdict, c.evolution, c.rewards)

@@ -55,8 +55,7 @@ class Samples(NamedTuple):
 
 
 class Agent:
-    """Answers questions by vote, stores the experiences, and sends confident verdicts to Evolution. Holds no
-    model.
+    """Answers questions by vote, stores experiences, and sends confident verdicts to Evolution.
 
     ``memory`` is the client of the memory shards, None without any.
     """
@@ -86,8 +85,7 @@ class Agent:
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
     async def measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
-        """The query with its clips as encoded bytes, and the decoded size of its pictures and clips, read
-        from their headers.
+        """The query with its clips as encoded bytes, and the decoded size of its media by their headers.
 
         Raises BadImage for those outside the caps.
         """
@@ -223,8 +221,7 @@ class Agent:
     async def _sample(
         self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
-        """Sample once, and once more if no answer has the format that the query requires. With ``stream``,
-        yield turns first."""
+        """Sample, and once more if no answer has the required format. With ``stream``, yield turns first."""
         attempts, lights = 0, alternate(self.config.serve.augmentations, query.samples)
         # Greedy samples would fail the same way again.
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):

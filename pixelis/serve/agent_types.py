@@ -1,5 +1,4 @@
-"""What a gateway passes to its agent and gets back: the actors' names, a query, decoded pictures, turn
-events, the answer."""
+"""What a gateway passes to its agent and gets back: actors, query, pictures, turn events, answer."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class AgentQuery:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Picture:
-    """A decoded picture: its size in pixels, an object reference to uint8 [H, W, 3], and the view for the
-    Embedder.
+    """A decoded picture: size in pixels, object reference to uint8 [H, W, 3], and view for the Embedder.
 
     ``uri`` is a hash. Requests in progress that show the same picture share this object.
     """
@@ -117,8 +115,7 @@ class TextEvent(Record):
 
 @dataclass(slots=True)
 class Answer:
-    """The samples of a question (``group``), their verdict, and the ``winner``: the first with the verdict's
-    answer.
+    """The samples of a question, their verdict, and the ``winner``: the first with the verdict's answer.
 
     ``views`` are references to all views, ``pngs`` the winner's views as PNG by image id once encoded,
     ``originals`` references to the question's pictures by media id. ``neighbours`` are what the search

@@ -23,8 +23,7 @@ T = TypeVar("T")
 MAX_SCHEMA_CHARS = 8000
 MAX_DEPTH = 16
 MAX_NODES = 2000
-"""Most parts once every `$ref` is replaced: subschemas, required names, and COMPARISONS values of `enum` as
-one part."""
+"""Most parts once every `$ref` is replaced: subschemas, required names, COMPARISONS values of `enum`."""
 MAX_CHECKS = 20_000
 """Most parts times values of a check, which then takes a quarter of a second."""
 COMPARISONS = 8
@@ -41,8 +40,7 @@ OBJECT = {"type": "object"}
 
 
 class AnswerFormat:
-    """A JSON schema that answers must fulfil. Raises BadInput ``invalid_schema`` for one that is not
-    accepted."""
+    """A JSON schema that answers must fulfil. Raises BadInput ``invalid_schema`` if it is not accepted."""
 
     def __init__(self, schema: Any):
         self.schema = schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
+from pixelis.serve.access import is_loopback
 from pixelis.serve.agent import DRAIN_S
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import Gateway
@@ -27,13 +27,11 @@ APP_NAME = "pixelis"
 _SERVICE = re.compile(r"(?P<name>(?P<run>.+)-serve-[0-9a-f]{6})-store")
 """Name of the policy store of a driver's service."""
 SPARE_REQUESTS = 64
-"""Requests above those running and waiting that still reach the gateway: health checks, and those it answers
-with 429."""
+"""Further requests that reach the gateway: health checks, and those that it answers with 429."""
 
 
 def build(config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None) -> serve.Application:
-    """The application for ``serve.run``. Serve scales its replicas from ``serve.replicas`` to
-    ``serve.max_replicas``.
+    """The application for ``serve.run``, with ``serve.replicas`` to ``serve.max_replicas`` gateways.
 
     ``backends``: see ``Gateway``. ``key_digest`` None requires no key.
     """
@@ -97,14 +95,6 @@ def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
     return None
 
 
-def is_loopback(host: str) -> bool:
-    """True for ``localhost`` and loopback addresses; False for other names, whatever they resolve to."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def start(config: Config, backends: Backends) -> str:
     """Start Serve on ``serve.host:serve.port`` and deploy; returns the base URL once the service answers.
 
@@ -133,8 +123,7 @@ def require_no_other(own: str) -> None:
 
 
 def stop() -> None:
-    """Stop the application once its requests are answered. Serve itself belongs to the cluster and keeps
-    running."""
+    """Stop the application once its requests are answered. Serve itself keeps running."""
     while APP_NAME in serve.status().applications:
         with contextlib.suppress(TimeoutError):  # Serve waits for 60 s, the last requests may take longer
             serve.delete(APP_NAME)
@@ -148,8 +137,7 @@ def url(config: Config) -> str:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise BadConfig if ``host:port`` cannot be bound. Serve's proxy would fail later, in a log of its
-    own."""
+    """Raise BadConfig if ``host:port`` cannot be bound: Serve would report it only in a log."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -25,8 +25,7 @@ class CachedReply:
 
 
 class ReplyCache:
-    """A least-recently-used cache of at most ``entries`` replies and ``max_bytes``, each for ``ttl_s``
-    seconds.
+    """An LRU cache of at most ``entries`` replies and ``max_bytes``, each for ``ttl_s`` seconds.
 
     Stores replies as bytes, so that their size is known and no caller can change another caller's reply.
     """
@@ -69,6 +68,5 @@ class ReplyCache:
 
 
 def key_of(parts: dict[str, Any]) -> str:
-    """SHA-256 of everything that determines a reply, except the policy version, which is compared on
-    retrieval."""
+    """SHA-256 of all that determines a reply, except the policy version, which is compared on retrieval."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -43,8 +43,7 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(
 
 
 async def authorise(state: State, request: Request, credentials: Credentials) -> Caller:
-    """The caller, whose label the log names. Raises ApiError 401 without a valid API key, if one is
-    required."""
+    """The caller, whose label the log names. Raises ApiError 401 if a required key is missing or unknown."""
     caller = state.access.authorise(credentials.credentials if credentials is not None else "")
     request.scope["pixelis.caller"] = caller.label
     return caller
@@ -72,16 +71,14 @@ async def require_writable(state: State) -> None:
 
 
 async def require_json(request: Request) -> None:
-    """Raises ApiError 415 for another content type. Browsers post forms and text of other sites, but not
-    JSON."""
+    """Raises ApiError 415 for other content. Browsers post forms of other sites, but not JSON."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "the content type must be application/json", "content_type")
 
 
 async def require_own_origin(request: Request) -> None:
-    """Raises ApiError 403 for a form that a page of another site sends: a browser lets any page post
-    forms."""
+    """Raises ApiError 403 for a form on a page of another site, which a browser would post."""
     origin = request.headers.get("origin")
     try:
         own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
@@ -92,8 +89,7 @@ async def require_own_origin(request: Request) -> None:
 
 
 async def limit_rate(state: State, request: Request) -> None:
-    """Count the request against the rate of its client. Raises ApiError 429 above the rate; the reply's
-    headers report it."""
+    """Count the request against its client's rate. Raises ApiError 429 above the rate."""
     allowance = state.rates.take(state.access.client_id(request))
     if allowance is None:
         return
@@ -109,8 +105,7 @@ async def require_room(state: State) -> None:
 
 
 async def admit(state: State) -> AsyncIterator[None]:
-    """Count the request as inside until its reply or stream has been sent. Raises Overloaded if too many
-    are."""
+    """Count the request as inside until its reply or stream has been sent. Raises Overloaded."""
     with state.admission.enter():
         yield
 
@@ -135,8 +130,7 @@ RequestTiming = Annotated[Timing, Depends(get_timing)]
 
 
 class JsonBody(Generic[Model]):
-    """A dependency: the body as ``model``, read under a cap in bytes and seconds. An empty body counts as
-    ``{}``.
+    """A dependency: the body as ``model``, read under a cap in bytes and seconds; empty counts as ``{}``.
 
     Raises ApiError 413, 408, or 400 for a body that is not a ``model``.
     """
@@ -158,8 +152,7 @@ class QuestionBody(JsonBody[Model]):
 
 
 async def read_upload(state: State, request: Request, timing: RequestTiming) -> dict[str, FormField]:
-    """The form of an upload, capped like a question. Raises ApiError 403 for a form of another site, 415,
-    400."""
+    """The form of an upload, capped like a question. Raises ApiError 400, 403 (another site) and 415."""
     await require_own_origin(request)
     s = state.config.serve
     body = await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)

@@ -1,5 +1,4 @@
-"""Uploaded pictures and clips by key, on disk: all gateways that share ``run.dir`` see them, also after a
-restart.
+"""Uploaded pictures and clips by key, on disk, for all gateways that share ``run.dir``.
 
 A file is one line of JSON, then its content. A lock of its key's folder makes the quota exact.
 """
@@ -46,15 +45,13 @@ Files = list[StoredFile]
 
 
 class FileStore:
-    """The files of all keys below ``run_dir``. ``key`` is the name of a key, empty for the key of the
-    environment."""
+    """The files of all keys below ``run_dir``. ``key`` is empty for the key of the environment."""
 
     def __init__(self, run_dir: str | Path, config: FilesConfig, clock: Callable[[], float] = time.time):
         self.root, self.config, self.clock = Path(run_dir) / FOLDER, config, clock
 
     def add(self, key: str, content: bytes, filename: str, purpose: Purpose, ttl_s: float | None = None) -> StoredFile:
-        """Store a file, which is on disk when this returns. ``ttl_s``: shorter lifetime than the configured
-        one.
+        """Store a file, which is on disk when this returns. ``ttl_s`` shortens the configured lifetime.
 
         Raises BadInput ``file_quota_exceeded``, and InfraFailure with the code of the disk's failure.
         """
@@ -91,8 +88,7 @@ class FileStore:
             self._list(folder)
 
     def get(self, key: str, id: str) -> StoredFile:
-        """A file of a key. Raises BadInput ``file_not_found``, also for files of other keys and expired
-        ones."""
+        """A file of a key. Raises BadInput ``file_not_found``, also for other keys' and expired files."""
         return self._open(key, id, False)[0]
 
     def read(self, key: str, id: str) -> tuple[StoredFile, bytes]:

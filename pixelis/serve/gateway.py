@@ -25,7 +25,7 @@ from pixelis.actors.generator_scaler import POLL_S
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
-from pixelis.serve.access import Shield, is_local
+from pixelis.serve.access import Shield, is_loopback
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.dependencies import openapi
@@ -142,7 +142,7 @@ class Gateway:
             backends = serve.get_deployment_handle(SYSTEM, app_name=backends)
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
-        if is_local(config.serve.host if ":" not in config.serve.host else f"[{config.serve.host}]"):
+        if is_loopback(config.serve.host):
             bind_calls_to_loopback()
         # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.
         sys.setswitchinterval(5e-4)

@@ -44,8 +44,7 @@ class ApiKey(Record):
 
 
 class Caller(Record):
-    """The sender of a request: ``name`` is empty for the key of the environment and in a service without
-    keys."""
+    """The sender of a request. ``name`` is empty for the key of the environment and without keys."""
 
     name: str = ""
     label: str = "loopback"
@@ -61,8 +60,7 @@ class Caller(Record):
         return self.space + (pseudonym(user) if user else "") or None
 
     def voter(self, user: str | None) -> str:
-        """The pseudonym whose share of an update is capped: the key, or with the scope `users` each of its
-        users."""
+        """The pseudonym whose share of an update is capped: the key, or its user with the scope `users`."""
         return (self.owner(user) or "") if "users" in self.scopes else self.space
 
     def may_see(self, owner: str | None) -> bool:
@@ -136,8 +134,7 @@ class KeyFile:
 
 
 class Keys:
-    """The keys that a gateway accepts: that of the environment, with all scopes, and those of a file, which
-    it follows.
+    """The keys that a gateway accepts: that of the environment, with all scopes, and those of a file.
 
     ``environment`` is the digest of the former; None without one, b"" if a key is required all the same.
     ``variable`` names it.
@@ -168,8 +165,7 @@ class Keys:
         return self._callers.get(presented)
 
     def _follow(self, age_s: float = CHECK_S) -> None:
-        """Read the file again if it has changed since ``age_s`` ago. A damaged or missing file leaves none of
-        its keys valid."""
+        """Read the file if it changed since ``age_s`` ago. A damaged or missing file has no valid keys."""
         if time.monotonic() - self._checked < age_s:
             return
         self._checked = time.monotonic()

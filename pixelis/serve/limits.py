@@ -50,8 +50,7 @@ class Waiter:
 
 
 class Admission:
-    """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are
-    refused at once.
+    """A bounded queue: ``running`` requests are processed, ``waiting`` may wait, more are refused at once.
 
     In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. A lower
     priority goes first, but each unit of it equals AGE_S seconds of waiting. Where places are short, waiting
@@ -105,8 +104,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self, priority: int) -> AsyncIterator[None]:
-        """Wait for a free slot. Its duration updates the expected waiting time. Raises Overloaded if others
-        take its place."""
+        """Hold a slot; its duration updates the expected waiting time. Raises Overloaded if displaced."""
         await self._acquire(priority)
         started = time.monotonic()
         try:
@@ -160,8 +158,7 @@ class Admission:
 
 
 class Uploads:
-    """Bodies that are arriving: at most ``per_client`` of a client at once, and ``max_bytes`` of all
-    together."""
+    """Arriving bodies: at most ``per_client`` of a client, and ``max_bytes`` of all together."""
 
     def __init__(self, per_client: int, max_bytes: int):
         self.per_client, self.max_bytes = per_client, max_bytes
@@ -169,8 +166,7 @@ class Uploads:
 
     @contextlib.contextmanager
     def enter(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Count a body of ``client`` as arriving. The result counts bytes as received. Both raise
-        Overloaded."""
+        """Count a body of ``client``. The result counts its bytes as received. Both raise Overloaded."""
         if self.clients[client] >= self.per_client:
             message = f"this client is sending {self.per_client} bodies already: wait until they have arrived"
             raise Overloaded(message, retry_after_s=1.0)
@@ -194,8 +190,7 @@ class Uploads:
 
 
 class ByteBudget:
-    """At most ``limit`` bytes in use at once, first come first served; as many may be waited for, more are
-    refused."""
+    """At most ``limit`` bytes in use at once, first come first served; at most as many are waited for."""
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
@@ -277,8 +272,7 @@ class RateLimits:
         self.refused = 0
 
     def take(self, client: str) -> Allowance | None:
-        """Count a request of ``client`` unless it is refused, and return the remaining rate; None without
-        limits."""
+        """Count a request of ``client`` unless refused; returns the remaining rate, None without limits."""
         if not self.windows:
             return None
         now = self.clock()

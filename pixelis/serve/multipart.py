@@ -29,8 +29,7 @@ class FormField:
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, FormField]:
-    """The fields by name. Raises ApiError 415 for another content type, 400 for a damaged form or too many
-    fields."""
+    """The fields by name. Raises ApiError 415 for another type, 400 for a damaged or large form."""
     kind, options = parse_options_header(content_type[:1000].encode("latin-1", "replace"))
     if kind != b"multipart/form-data":
         raise ApiError(415, "the content type must be multipart/form-data", "content_type")

@@ -6,8 +6,7 @@ from ray.serve._private import replica
 
 
 def bind_calls_to_loopback() -> None:
-    """Bind the gRPC server of this replica, which takes calls between deployments, to loopback. Call it in
-    ``__init__``.
+    """Bind this replica's server for calls between deployments to loopback. Call it in ``__init__``.
 
     Serve binds it to all interfaces when the replica is initialised, has no setting for the address, and
     unpickles what arrives.

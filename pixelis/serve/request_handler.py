@@ -1,5 +1,4 @@
-"""Answers the question routes: a cached reply or the agent's, as JSON or as a stream, before the request's
-deadline."""
+"""Answers the question routes: a cached reply or the agent's, as JSON or a stream, in time."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ CACHE_CHECK_S = 1.0
 async def signed(
     state: GatewayState, format: Callable[..., ReplyFormat], body: Any, started: float, caller: Caller
 ) -> ReplyFormat:
-    """The reply format of a request, with the files of the key that sent it; its query, and so its cache key,
-    names that key."""
+    """The reply format of a request with its caller's files. Its query names the key that sent it."""
     user = body.user
     body.user = caller.owner(user)
     if ids := set(body.file_ids()):
@@ -149,8 +147,7 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
 
 
 async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[str, Any] | None:
-    """The cached reply, if every generator serves the version that produced it and its experience is still
-    stored.
+    """The cached reply, if all generators serve its version and its experience is still stored.
 
     It may have been deleted through another replica.
     """

@@ -47,8 +47,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The failure as the caller may see it. Failures that are not the caller's fault are logged and described
-    in general."""
+    """The failure as the caller may see it. Failures of the service are logged and described in general."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RayTaskError):
@@ -94,8 +93,7 @@ class EventStream(StreamingResponse):
 
 
 async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The items of ``source``, which is closed at the end. Raises TimeoutError at ``deadline`` (time of the
-    event loop).
+    """The items of ``source``, closed at the end. Raises TimeoutError at ``deadline`` (event loop's time).
 
     The timeout applies only while an item is awaited: around the whole generator it could also cancel its
     consumer.

@@ -74,8 +74,7 @@ class Retrieval:
             await asyncio.gather(self._vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
 
     async def cold(self) -> bool:
-        """Whether the memory holds fewer than ``evolution.cold_start`` experiences. False without memory or
-        evolution."""
+        """Whether the memory holds fewer than ``evolution.cold_start`` experiences; False without memory."""
         threshold = self.config.evolution.cold_start
         if not (threshold and self.writes and self.config.evolution.enabled):
             return False
@@ -89,8 +88,7 @@ class Retrieval:
 
     @contextmanager
     def lookup(self, question: Question, views: Sequence[np.ndarray], search: bool, store: bool) -> Iterator[Lookup]:
-        """Start to embed the question with the ``views`` of its pictures, and to search the memory if
-        ``search``.
+        """Start to embed the question with its ``views``, and to search the memory if ``search``.
 
         Leaving the context cancels the search, but not the vector, which the experience needs. Without
         ``store`` nothing is written, not even that a search took place.

@@ -26,8 +26,8 @@ MEMORY_CHECK_S = 1.0
 CACHE_TTL_S = 3600.0
 CLIENT_UPLOADS = 32
 """Bodies that one client may be sending at once."""
-DECODED_REQUESTS = 2
-"""Requests of the largest size whose decoded pictures, of 3 bytes a pixel, may be in memory at once."""
+DECODED_BYTES = 600_000_000
+"""Size of the decoded pictures of all requests, of 3 bytes a pixel, above which requests wait."""
 UPLOADS = 16
 """Bodies of the largest size that may be arriving at once."""
 STATUS_TIMEOUT_S = 2.0
@@ -47,7 +47,7 @@ class GatewayState:
         limits = running_limit(config), waiting_limit(config), burst_limit(config)
         self.admission = Admission(*limits, live=config.serve.priority)
         self.uploads = Uploads(CLIENT_UPLOADS, UPLOADS * config.serve.max_body_bytes)
-        self.pictures = ByteBudget(DECODED_REQUESTS * 3 * config.serve.max_request_pixels)
+        self.pictures = ByteBudget(max(DECODED_BYTES, 3 * config.serve.max_request_pixels))
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
         self.files = FileStore(config.run.dir, config.serve.files)
         self.cache = ReplyCache(config.serve.cache, CACHE_TTL_S)
@@ -74,8 +74,7 @@ class GatewayState:
             return health
 
     async def memory_condition(self) -> tuple[str, int]:
-        """Why the memory stores nothing, as ``remembered`` of a reply says it, "" if it stores; and its
-        damaged experiences.
+        """Why the memory stores nothing, as in ``remembered``, or ""; and its number of damaged experiences.
 
         Both are at most MEMORY_CHECK_S old.
         """
@@ -89,8 +88,7 @@ class GatewayState:
             return self._condition[1:]
 
     async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
-        """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after
-        ``timeout_s``."""
+        """Call a method of the Evolution actor. Raises ApiError 404 without one, 504 after ``timeout_s``."""
         if not self.evolves:
             raise ApiError(404, "this service does not learn: it runs without evolution", "no_evolution")
         actor = await self.agent.evolution_actor()

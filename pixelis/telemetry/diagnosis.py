@@ -64,8 +64,7 @@ class Alarms:
 
 
 def is_futile(step: Mapping[str, Any]) -> bool:
-    """Whether a step had no gradient, or none of a reward: no advantage differed from 0, and nothing was
-    replayed."""
+    """Whether a step had no gradient, or none of a reward: all advantages are 0 and nothing was replayed."""
     return step.get("policy/grad_norm") == 0 or (step.get("advantage/abs_mean") == 0 and not step.get("group/replayed"))
 
 
@@ -89,8 +88,7 @@ def of_evaluation(summary: Mapping[str, Any]) -> str | None:
 
 
 def of_service(counts: Mapping[str, float]) -> str | None:
-    """Why a service learns nothing, from the counts of its gateway, and what helps; None if a vote has passed
-    the gate."""
+    """Why a service learns nothing, and what helps; None if a vote has passed the gate."""
     if (gated := counts.get("gated", 0)) < MIN_VOTES or counts.get("update_sent") or counts.get("update_refused"):
         return None
     helps = [SFT, "more samples of a request (serve.samples)", "a lower evolution.gate"]

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pixelis.files import replacing
+
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
@@ -25,8 +27,7 @@ ALARM = "alarm"
 LEARNER_FAILURE = "learner/failure"
 """Kind of the events that a failing learner worker writes."""
 NOTICE = "notice"
-"""Kind of the messages about lost nodes and waiting: `text`, and `waiting` if the run makes no steps until
-then."""
+"""Kind of the messages about lost nodes: `text`, and `waiting` if the run makes no steps until then."""
 JOINED = "generator/joined"
 LEFT = "generator/left"
 STREAMED = "weights/streamed"
@@ -124,8 +125,7 @@ def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
 
 
 def mark_replayed(run_dir: str | Path, step: int) -> int:
-    """Change the kind of steps and evaluations after `step` to `replayed`, before a run repeats them; returns
-    their number.
+    """Mark steps and evaluations after `step` as `replayed`, before a run repeats them; returns their number.
 
     In place and without a change of length, because other processes append to the same file.
     """
@@ -148,15 +148,13 @@ def mark_replayed(run_dir: str | Path, step: int) -> int:
 
 
 def drop_steps(path: str | Path, step: int) -> None:
-    """Remove the rows of `step` and later ones from a JSON-lines file that nobody is writing, before a run
-    repeats them."""
+    """Remove the rows of `step` and later ones from a JSON-lines file, before a run repeats them."""
     path = Path(path)
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     rows = [line for line in lines if (_event(line) or {"step": step})["step"] < step]
     if len(rows) < len(lines):
-        aside = path.with_name(f".{path.name}.aside")
-        aside.write_bytes(b"".join(rows))
-        aside.replace(path)
+        with replacing(path) as file:
+            file.writelines(rows)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

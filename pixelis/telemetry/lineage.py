@@ -102,10 +102,13 @@ def record(
     path = Path(path)
     if not path.exists():
         raise MissingFile(f"cannot record the lineage of {path}: it does not exist")
+    roles = inputs if isinstance(inputs, Mapping) else {"input": inputs}
+    single = (str, Path, Input)
+    by_role = {role: [sources] if isinstance(sources, single) else sources for role, sources in roles.items()}
     new = Record(
         kind=kind,
         sha256=None if grows else digest(path)[0],
-        inputs=[_resolve_input(role, source, path) for role, source in _with_roles(inputs)],
+        inputs=[_resolve_input(role, source, path) for role, sources in by_role.items() for source in sources],
         config_sha256=config.sha256 if config is not None else None,
         seed=config.run.seed if config is not None else None,
         code=code(),
@@ -158,8 +161,7 @@ def of_checkpoint(run_dir: str | Path) -> dict[str, object] | None:
 
 
 def record_in_run(path: str | Path, kind: str) -> None:
-    """Write the lineage of a result inside the folder of a run: that of the run with the result's own
-    hash."""
+    """Write the lineage of a result inside a run's folder: the run's with the result's hash."""
     if (known := of_run(path, kind)) is None:
         raise MissingFile(f"{path} is not inside the folder of a run")
     write_json(lineage_file(path), known | {"sha256": digest(path)[0]})
@@ -180,8 +182,7 @@ def find_record(path: str | Path) -> tuple[Path, Record] | None:
 
 
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
-    """(sha256, bytes) of a file, of a folder, or of the files that a pattern with `*` matches. Raises
-    MissingFile.
+    """(sha256, bytes) of a file, a folder, or the matches of a pattern with `*`. Raises MissingFile.
 
     The hash of a folder covers names and contents, with two exceptions: names and sizes of pictures, clips
     and sounds; size, first block and 64 evenly spread blocks of weights above 64 MiB, as in
@@ -206,7 +207,12 @@ def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
         if not paths:
             raise MissingFile(f"no file or folder {path}")
         root = Path(os.path.commonpath([p.parent for p in paths]))
-    names = {p.relative_to(root).as_posix(): p for p in paths if p.is_file() and _is_content(p.relative_to(root))}
+    names = {}
+    for file in filter(Path.is_file, paths):
+        relative = file.relative_to(root)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if not hidden and file.name not in EXCLUDED and not file.name.endswith(f".{NAME}"):
+            names[relative.as_posix()] = file
     hashed, size = hashlib.sha256(), 0
     for name in sorted(names):
         length = names[name].stat().st_size
@@ -215,11 +221,6 @@ def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
         if names[name].suffix.lower() not in MEDIA:
             hashed.update(_content_hash(names[name], length).encode())
     return hashed.hexdigest(), size
-
-
-def _is_content(name: Path) -> bool:
-    hidden = any(part.startswith(".") for part in name.parts)
-    return not hidden and name.name not in EXCLUDED and not name.name.endswith(f".{NAME}")
 
 
 def _content_hash(path: Path, size: int) -> str:
@@ -257,13 +258,6 @@ def code() -> Code:
 # -- inputs ---------------------------------------------------------------------------------------------------------------------
 
 
-def _with_roles(inputs: Iterable[Source] | Mapping[str, Source | Iterable[Source]]) -> list[tuple[str, Source]]:
-    if not isinstance(inputs, Mapping):
-        return [("input", source) for source in inputs]
-    single = (str, Path, Input)
-    return [(role, source) for role, v in inputs.items() for source in ([v] if isinstance(v, single) else v)]
-
-
 def _resolve_input(role: str, source: Source, result: Path) -> Input:
     base = result if result.is_dir() else result.parent
     if isinstance(source, Input):
@@ -287,8 +281,7 @@ def relative_to(base: Path, item: Input, path: Path) -> Input:
 
 
 def local_path(source: str | Path) -> Path | None:
-    """The path of a source (`shop.jsonl`, `coco:/data/coco?split=val`), None for generated and remote ones.
-    Raises MissingFile."""
+    """The path of a local source (`shop.jsonl`, `coco:/data/coco?split=val`). Raises MissingFile."""
     if isinstance(source, Path) or os.path.exists(source):
         path = Path(source)
     else:

@@ -28,8 +28,7 @@ _started = threading.Lock()
 
 
 def start(config: Config, service: str) -> None:
-    """Write this process's records from now on, if ``telemetry.logs`` is set. ``service`` names it in the
-    lines."""
+    """Write this process's records from now on, if ``telemetry.logs`` is set."""
     if not config.telemetry.logs or not _started.acquire(blocking=False):
         return
     folder = Path(config.run.dir) / FOLDER

@@ -13,11 +13,7 @@ from typing import Any
 from pixelis.telemetry.events import as_number
 
 ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "rollouts/groups": (
-        "counter",
-        ("outcome",),
-        "groups that ended: kept, uninformative, abstained or a cause",
-    ),
+    "rollouts/groups": ("counter", ("outcome",), "groups that ended: kept, uninformative, abstained or a cause"),
     "rollouts/group_seconds": ("histogram", (), "seconds from admission to the score of a group"),
     "engine/groups": ("counter", ("generator",), "groups generated"),
     "engine/episodes": ("counter", ("generator",), "episodes generated"),
@@ -39,27 +35,22 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "evolution/events": ("counter", ("event", "result"), "events of the audit log: promotions, rollbacks, alerts, decisions"),
     "evolution/queue_size": ("gauge", (), "update tasks that wait for the learner"),
     "evolution/queue_fill": ("gauge", (), "filled share of the queue of update tasks"),
-    "evolution/unclear_tasks": (
-        "gauge",
-        (),
-        "tasks in a row of users whose votes are rarely clear, from which nothing is learnt",
-    ),
-    "evolution/gated_votes": ("gauge", (), "votes in a row below the gate, of the gateway with the most"),
+    "evolution/unclear_tasks": ("gauge", (), "consecutive tasks of users whose votes are rarely clear"),
+    "evolution/gated_votes": ("gauge", (), "consecutive votes below the gate, in the worst gateway"),
     "evolution/vote_collapsed": ("gauge", (), "1 while the votes have collapsed to one answer"),
-    "evolution/memory_usage": ("gauge", (), "used share of the memory of the machine that Evolution is on"),
-    "evolution/memory_refuses": ("gauge", (), "1 while the disk of the memory stores nothing, as a gateway sees it"),
-    "evolution/memory_damaged": ("gauge", (), "experiences that the last start of the memory found damaged"),
+    "evolution/memory_usage": ("gauge", (), "used share of the memory of Evolution's machine"),
+    "evolution/memory_refuses": ("gauge", (), "1 while the disk of the memory stores nothing"),
+    "evolution/memory_damaged": ("gauge", (), "experiences found damaged at the last start of the memory"),
     "evolution/update_rate": ("gauge", (), "updates in the last minute, while updates are due"),
-    "evolution/mean_kl": ("gauge", (), "mean KL of the last updates to the policy before them"),
-    "evolution/p99_latency": ("gauge", (), "99th percentile of the seconds of answers, of the slowest gateway"),
-    "evolution/faiss_failure_rate": ("gauge", (), "share of searches without the answer of every shard, of the worst gateway"),
+    "evolution/mean_kl": ("gauge", (), "mean KL of the last updates"),
+    "evolution/p99_latency": ("gauge", (), "p99 seconds of answers, in the slowest gateway"),
+    "evolution/faiss_failure_rate": ("gauge", (), "share of searches without every shard, in the worst gateway"),
     "gateway/requests": ("counter", ("route", "status"), "requests by route and status"),
     "gateway/request_seconds": ("histogram", ("route",), "seconds from arrival to the end of the reply"),
     "gateway/inside": ("gauge", ("replica",), "requests that run or wait in a gateway"),
     "gateway/policy_version": ("gauge", ("replica",), "policy version of a gateway's last answer"),
 }
-"""Metrics of actors: kind, tags, description. Learners also publish the metrics of each step
-(docs/metrics.md)."""
+"""Metrics of actors: kind, tags, description. docs/metrics.md has those of learners."""
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets of histograms."""

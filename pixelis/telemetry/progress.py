@@ -1,5 +1,4 @@
-"""Progress of a job: a live bar with the remaining time on a terminal, plain lines in a log file or a Ray
-job."""
+"""Progress of a job: a live bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 WINDOW = 20
-"""Number of recent updates that the speed is measured over, so that a slow first step does not distort it for
-long."""
+"""Recent updates that the speed is measured over."""
 
 
 class Progress:
@@ -57,15 +55,14 @@ class Progress:
         return self
 
     def update(self, done: int, *, waiting: bool = False, **metrics: float | int | str) -> None:
-        """Show that `done` of `total` are finished, with the latest metrics. waiting: the remaining time is
-        unknown."""
+        """Show that `done` of `total` are finished. waiting: the remaining time is unknown."""
         now = time.monotonic()
         if waiting or done < self.done:
             self._recent.clear()
         elif done != self.done:
             self._recent.append((now, done))
         self.done = done
-        self._metrics = "  ".join(f"{key} {_short(value)}" for key, value in metrics.items())
+        self._metrics = "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, left=self._left(), metrics=self._metrics)
         elif now - self._last_line >= self.every:
@@ -117,13 +114,8 @@ def clock(seconds: float) -> str:
     return f"{rounded // 3600}:{rounded % 3600 // 60:02d} h"
 
 
-def _short(value: float | int | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 class StepProgress:
-    """Progress of several steps, one after the other; call it with a step's name, its finished items and its
-    total."""
+    """Progress of several steps; call it with a step's name, its finished items and its total."""
 
     def __init__(self, name: str, enabled: bool = True):
         self.name, self.enabled = name, enabled

@@ -1,5 +1,4 @@
-"""OpenTelemetry traces: one trace from a request through its vote, episodes, operations and memory to update
-and promotion.
+"""OpenTelemetry traces, from a request to the update and promotion that learnt from it.
 
 Without ``telemetry.traces`` spans are not recorded, but the context of a caller (W3C ``traceparent``) is
 passed on. Ray calls carry it as an argument, because threads and actors do not inherit it.
@@ -41,8 +40,7 @@ _tracer: trace.Tracer = trace.NoOpTracer()  # not the global one, which Ray Serv
 
 
 def start(config: Config, service: str) -> None:
-    """Record the spans of this process from now on, as ``telemetry.traces`` says. ``service`` names it in
-    viewers.
+    """Record this process's spans as ``telemetry.traces`` says. ``service`` names it in viewers.
 
     With ``telemetry.logs`` alone, spans have ids, which the log names, and are not recorded.
     """
@@ -71,8 +69,7 @@ def start(config: Config, service: str) -> None:
 
 @contextmanager
 def span(name: str, parent: str | None = None, **attributes: Any) -> Iterator[Span]:
-    """A span of the enclosed work. ``parent``: a ``traceparent``; None is the current span. An exception
-    marks it as failed.
+    """A span of the enclosed work, below ``parent`` (a ``traceparent``) or the current span.
 
     Use ``begin`` around the ``yield`` of a generator, whose steps may run in other contexts.
     """
@@ -86,8 +83,7 @@ def begin(name: str, parent: str | None = None, **attributes: Any) -> Span:
 
 
 def record(name: str, parents: Sequence[str], since: float, **attributes: Any) -> None:
-    """A span from ``since`` (``time.time``) until now in each trace of ``parents``, for work done for many
-    requests together."""
+    """A span from ``since`` (``time.time``) until now in each trace of ``parents``."""
     for parent in filter(None, dict.fromkeys(parents)):
         _tracer.start_span(name, _context(parent), attributes=_plain(attributes), start_time=int(since * 1e9)).end()
 
@@ -118,8 +114,7 @@ def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file_exporter(path: Path) -> Any:
-    """An exporter that appends OTLP as JSON lines, as the OpenTelemetry Collector's file exporter writes
-    them."""
+    """An exporter that appends OTLP as JSON lines, as the Collector's file exporter does."""
     from google.protobuf.json_format import MessageToDict
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -195,8 +190,7 @@ def _attributes(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def tree(spans: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Spans of one trace with their depth, children after their parent. Spans whose parent is missing are
-    roots."""
+    """Spans of one trace with their depth, children after their parent."""
     known = {span["id"] for span in spans}
     children: dict[str, list[dict[str, Any]]] = {}
     for item in spans:

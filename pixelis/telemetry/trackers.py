@@ -1,5 +1,4 @@
-"""Trackers of `config.telemetry`, through `accelerate.tracking`: metrics of each step, and results as W&B
-artifacts.
+"""Trackers of `config.telemetry`, through `accelerate.tracking`.
 
 A tracker that fails is dropped with one warning, and the run continues without it.
 """
@@ -42,16 +41,14 @@ ARTIFACT_BYTES = 2**30
 
 
 def require_trackers(config: Config) -> None:
-    """Raise MissingDependency for a tracker that is configured but not installed; called before a run
-    starts."""
+    """Raise MissingDependency for a configured tracker that is not installed."""
     for name, package in PACKAGES.items():
         if getattr(config.telemetry, name) and importlib.util.find_spec(package) is None:
             raise _not_installed(name)
 
 
 def log_results(config: Config) -> None:
-    """With telemetry.wandb, log every result in ``run.dir`` that has a lineage file, and the newest
-    checkpoint."""
+    """With telemetry.wandb, log the newest checkpoint and every result with a lineage file."""
     if not config.telemetry.wandb:
         return
     folder = Path(config.run.dir)
@@ -97,8 +94,7 @@ class Tracker:
                 self._drop(name, error)
 
     def artifact(self, name: str, kind: str, path: Path, metadata: Mapping[str, Any]) -> None:
-        """Log the files of a result up to ARTIFACT_BYTES to W&B; of a larger one the metadata, which include
-        its hash."""
+        """Log the files of a result to W&B, or above ARTIFACT_BYTES only its metadata."""
         if "wandb" not in self._trackers:
             return
         try:
@@ -139,8 +135,7 @@ def _not_installed(name: str) -> MissingDependency:
 
 
 def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
-    """Start a tracker, which writes below ``run.dir`` unless its own environment variables name a server or a
-    key."""
+    """Start a tracker, which writes below ``run.dir`` unless its own environment says otherwise."""
     from accelerate import PartialState, tracking
 
     PartialState()  # accelerate's logger requires it
@@ -170,8 +165,7 @@ def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
 
 
 def _start_wandb(config: Config, folder: Path) -> GeneralTracker:
-    """Start W&B, offline in ``folder`` without an API key or a network. With a key, a resumed run resumes its
-    W&B run."""
+    """Start W&B, offline in ``folder`` without an API key or a network. With a key it resumes its run."""
     import wandb
     from accelerate.tracking import WandBTracker
 

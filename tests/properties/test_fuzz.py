@@ -251,7 +251,7 @@ def mutate_json(value: Any, edits: list[tuple[int, int, int]]) -> Any:
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     """The tiny data sets of test_readers.py, one a reader: folder and source."""
-    sys.path.insert(0, str(UNIT))
+    sys.path.insert(0, str(UNIT / "datasets"))
     import test_readers
 
     out: dict[str, tuple[Path, str]] = {}

@@ -206,7 +206,7 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(placed: Pl
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.long  # above: the error of a generator; tests/unit/test_segment_object_at.py: the message
+@pytest.mark.long  # above: the error of a generator; tests/unit/operations/test_segment_object_at.py: the message
 def test_a_missing_segmenter_is_reported_when_the_job_starts(placed: PlacedJob, tmp_path: Path) -> None:
     toolbox = placed.config.toolbox.model_copy(update={"segmenter": str(tmp_path / "sam")})
     run = placed.config.run.model_copy(update={"dir": str(tmp_path)})

@@ -254,7 +254,7 @@ def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: 
     run(until(back))
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_deadline_cancels_the_work(generators: list[ActorHandle], stream: bool) -> None:
     async def wait() -> float:
         agent = agent_without_memory()
@@ -370,6 +370,7 @@ def test_a_repeated_question_is_found_and_credited_once(environment: Environment
     assert environment.change(before)["size"] == 2
 
 
+@pytest.mark.long
 def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment: Environment) -> None:
     agent, owner = environment.agent(), privacy.pseudonym("photographer")
 
@@ -391,6 +392,7 @@ def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment
     assert run(found()) == ["0", "1", "2", "3"]
 
 
+@pytest.mark.long
 def test_a_task_says_how_many_votes_of_its_user_were_unclear_before(environment: Environment) -> None:
     ann, bob = privacy.pseudonym("ann of few clear votes"), privacy.pseudonym("bob of clear votes")
 
@@ -475,6 +477,7 @@ def test_a_full_background_skips_answers(environment: Environment) -> None:
     run(scenario())
 
 
+@pytest.mark.long
 def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environment, tmp_path: Path) -> None:
     async def scenario(env: Environment, kill: bool) -> None:
         agent = env.agent("memory.timeout_s=0.3")
@@ -500,6 +503,7 @@ def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environme
         doomed.close()
 
 
+@pytest.mark.long
 def test_a_replaced_memory_shard_is_found(ray_cluster: None, tmp_path: Path) -> None:
     """As when Serve restarts the actors: with the same names and folders."""
     config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.timeout_s=5"])

@@ -107,7 +107,7 @@ def test_samples_see_the_pictures_in_turn_as_corrected(generator: ActorHandle) -
     assert all(log_probs[0] != pytest.approx(other, abs=1e-4) for other in log_probs[1:3])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.long), True])
 def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: bool) -> None:
     """An open session would delay the next version forever."""
 
@@ -152,6 +152,7 @@ def test_conversations_and_questions_without_pictures_are_answered(generator: Ac
     assert blind.winner.policy_turns
 
 
+@pytest.mark.long
 def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHandle) -> None:
     clip = encode(footage(count=24))
     url = "data:video/mp4;base64," + base64.b64encode(clip).decode()
@@ -189,6 +190,7 @@ def test_long_clips_are_refused(ray_cluster: None) -> None:
     assert caught.value.code == "video_too_long"
 
 
+@pytest.mark.long
 def test_max_tokens_shortens_turns(generator: ActorHandle) -> None:
     async def short() -> Group:
         sampling = SamplingParams(1.0, max_tokens=2)

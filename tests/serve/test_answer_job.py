@@ -72,6 +72,7 @@ def test_a_file_of_questions_is_answered_by_a_service(
         run(monkeypatch, *words[:2], deployed.url + "/", *words[3:])
 
 
+@pytest.mark.long
 def test_a_service_is_evaluated_like_any_chat_model(
     deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_service_is_evaluated_like_any_chat_model(
     assert KEY.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
 
 
+@pytest.mark.long
 def test_what_cannot_go_on_ends_the_job(
     deployed: Deployed, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

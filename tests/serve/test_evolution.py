@@ -195,6 +195,7 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     assert (stats["version"], stats["updates"], stats["handed"]) == (0, 1, 8)
 
 
+@pytest.mark.long
 def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
     submit(evolution, *"abcdefgh")
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["c", "d", "e", "f"]
@@ -209,6 +210,7 @@ def test_a_restarted_learner_gets_its_unfinished_batch_again(evolution: ActorHan
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == names(once)
 
 
+@pytest.mark.long
 def test_draining_hands_out_the_rest_and_then_none(evolution: ActorHandle) -> None:
     submit(evolution, *"abcde")
     ray.get(evolution.drain.remote())
@@ -234,6 +236,7 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     assert [views["t"][0].flat[0] for views in fetch(batch.views)] == [ord(name) for name in "abcd"]
 
 
+@pytest.mark.long
 def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(evolution: ActorHandle) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
     crop = picture[:256, :256].copy()
@@ -257,6 +260,7 @@ def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(e
     wait_until(lambda: held_bytes() <= before)
 
 
+@pytest.mark.long
 def test_too_few_tasks_for_all_ranks_end_the_run(evolution: ActorHandle) -> None:
     submit(evolution, "a")
     ray.get(evolution.drain.remote())
@@ -264,6 +268,7 @@ def test_too_few_tasks_for_all_ranks_end_the_run(evolution: ActorHandle) -> None
     assert ray.get(evolution.stats.remote())["left_over"] == 1
 
 
+@pytest.mark.long
 def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     submit(evolution, *"abcd")
     first = ray.get(evolution.next_batch.remote(0, 2, 0), timeout=60)
@@ -274,6 +279,7 @@ def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=60) == [None, None]
 
 
+@pytest.mark.long
 def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> None:
     assert submit(evolution, "a", "b", rewards=(None, None, 1.0)) == [False, False]
     submit(evolution, *"cdef")
@@ -305,6 +311,7 @@ def test_nothing_is_learnt_from_a_user_whose_votes_are_rarely_clear(place: Calla
     assert (stats["unclear"], stats["received"], stats["queue"]) == (19, 41, 40), "the first one, still waiting, is dropped too"
 
 
+@pytest.mark.long
 def test_waiting_for_traffic_blocks_no_other_call(evolution: ActorHandle) -> None:
     waiting = evolution.next_batch.remote(0, 1, 0)
     with pytest.raises(GetTimeoutError):
@@ -475,6 +482,7 @@ def test_a_failed_learner_is_named_and_alerted_and_the_next_one_begins(place: Ca
     assert placed.call("status")["learner_failure"] == ""
 
 
+@pytest.mark.long
 def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
     own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
     placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)

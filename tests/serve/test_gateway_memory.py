@@ -75,6 +75,7 @@ def test_pictures_of_one_request_are_capped_together(gateway: OwnGateway, record
     assert twelve.most < 100
 
 
+@pytest.mark.long
 def test_requests_with_huge_pictures_share_a_budget_and_their_memory_returns(
     gateway: OwnGateway, record_figures: Callable[..., None]
 ) -> None:
@@ -92,6 +93,7 @@ def test_requests_with_huge_pictures_share_a_budget_and_their_memory_returns(
         assert client.post("/v1/agent", json={"question": "say 7", "image": picture_url()}).status_code == 200
 
 
+@pytest.mark.long
 def test_without_operations_a_jpeg_is_decoded_at_the_size_of_the_view(
     gateway: OwnGateway, record_figures: Callable[..., None]
 ) -> None:

@@ -54,6 +54,7 @@ def test_bodies_that_trickle_keep_nobody_out(gateway: OwnGateway) -> None:
             assert b" 408 " in status_line(connection)
 
 
+@pytest.mark.long
 def test_a_client_may_send_only_so_many_bodies_at_once(gateway: OwnGateway) -> None:
     body = {"question": "say 7", "image": picture_url()}
     replies = []

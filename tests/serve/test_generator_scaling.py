@@ -141,6 +141,7 @@ def start(config: Any, store: str, index: int, name: str) -> tuple[Any, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: Path, record_figures: Callable[..., None]) -> None:
     overrides = ["engine.workers=1", f"engine.max_workers={MOST}", "engine.max_num_seqs=8", "serve.samples=2", "serve.cache=0"]
     overrides += ["serve.upscale_delay_s=1.5", "serve.downscale_delay_s=3", "serve.max_queue=64", "evolution.enabled=false"]

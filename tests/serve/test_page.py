@@ -83,6 +83,7 @@ def test_the_page_loads_nothing_from_other_hosts() -> None:
             assert other in files, (name, other)
 
 
+@pytest.mark.long
 def test_the_page_of_the_api_shows_every_route(deployed: Deployed, opened: Opened) -> None:
     page = opened()
     requested: list[str] = []
@@ -252,7 +253,9 @@ def tracked_reply(png: str) -> str:
     return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
 
 
-@pytest.mark.parametrize("container", ["mp4", "webm", "gif"])
+@pytest.mark.parametrize(
+    "container", ["mp4", pytest.param("webm", marks=pytest.mark.long), pytest.param("gif", marks=pytest.mark.long)]
+)
 def test_a_clip_plays_and_its_track_is_drawn_over_it(opened: Opened, container: str) -> None:
     page = opened(reduced_motion="no-preference")
     page.route("**/v1/agent", lambda route: route.fulfill(content_type="text/event-stream", body=tracked_reply(picture_url())))
@@ -280,6 +283,7 @@ def test_a_clip_plays_and_its_track_is_drawn_over_it(opened: Opened, container: 
     assert page.evaluate(f"{at}([114, 44])") != [255, 45, 122]
 
 
+@pytest.mark.long
 def test_a_clip_that_cannot_be_used_is_refused_with_advice(opened: Opened) -> None:
     page = opened()
     page.set_input_files("#choose", {"name": "x.mp4", "mimeType": "video/mp4", "buffer": b"no clip"})
@@ -309,6 +313,7 @@ def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> 
     expect(page.locator(".feedback")).to_have_text("Thank you. Marked as correct.")
 
 
+@pytest.mark.long
 def test_the_user_can_enter_an_answer_that_no_sample_found(opened: Opened) -> None:
     page = opened()
     ask(page, "say none")
@@ -321,6 +326,7 @@ def test_the_user_can_enter_an_answer_that_no_sample_found(opened: Opened) -> No
     expect(page.locator(".feedback")).to_have_text("Thank you. Saved.")
 
 
+@pytest.mark.long
 def test_the_request_follows_the_settings(opened: Opened) -> None:
     page = opened()
     page.click(".settings summary")
@@ -351,6 +357,7 @@ def test_cancel_stops_the_work(deployed: Deployed, opened: Opened) -> None:
     assert until(lambda: deployed.counters()["closed"] > before["closed"])
 
 
+@pytest.mark.long
 def test_a_picture_can_be_pasted_and_a_large_one_is_made_smaller(opened: Opened) -> None:
     page = opened()
     page.evaluate(
@@ -404,6 +411,7 @@ def test_markup_in_question_and_answer_stays_text(opened: Opened) -> None:
     assert page.title() == "Pixelis"
 
 
+@pytest.mark.long
 def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
     page = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     assert page.is_visible("#photo-label")
@@ -417,6 +425,7 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
     assert fits(page)
 
 
+@pytest.mark.long
 def test_the_keyboard_reaches_everything(opened: Opened) -> None:
     page = opened()
     focused = []

@@ -65,6 +65,7 @@ def test_the_ask_view(opened: Opened) -> None:
     assert violations(page) == []
 
 
+@pytest.mark.long
 def test_the_ask_view_with_the_field_for_the_key(opened: Opened) -> None:
     page = opened(key="wrong")
     ask(page, "say 7")
@@ -73,6 +74,7 @@ def test_the_ask_view_with_the_field_for_the_key(opened: Opened) -> None:
     assert violations(page) == []
 
 
+@pytest.mark.long
 def test_the_memory_view(deployed: Deployed, opened: Opened) -> None:
     assert deployed.ask("say 7 ocelot").status_code == 200
     page = opened("memory")
@@ -110,6 +112,7 @@ def later(deployed: Deployed) -> Iterator[tuple[int, int]]:
         ray.get(deployed.evolution.roll_back.remote(before, "test"))
 
 
+@pytest.mark.long
 def test_the_keyboard_asks_follows_up_searches_and_goes_back(deployed: Deployed, opened: Opened, later: tuple[int, int]) -> None:
     before, version = later
     page = opened()

@@ -47,6 +47,7 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
     expect(page.locator("#comparison")).to_be_empty()
 
 
+@pytest.mark.long
 def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Opened) -> None:
     page = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     judged = {"version": 3, "decision": "promote", "accuracy": 0.9, "reference_accuracy": 0.85, "questions": 128, "against": 2}
@@ -66,6 +67,7 @@ def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Ope
     assert fits(page)
 
 
+@pytest.mark.long
 def test_what_the_memory_knows_of_the_question_decides_nothing(opened: Opened) -> None:
     page = opened()
     votes = [{"answer": None, "weight": 1, "source": "sample"}, {"answer": "7", "weight": 1, "source": "neighbour"}]
@@ -78,6 +80,7 @@ def test_what_the_memory_knows_of_the_question_decides_nothing(opened: Opened) -
     expect(page.locator(".arm .voted")).to_have_text(["no answer", "no answer"])
 
 
+@pytest.mark.long
 def test_a_comparison_is_cancelled(opened: Opened) -> None:
     page = opened()
     page.set_input_files("#choose", picture())

@@ -17,6 +17,7 @@ from pixelis.records import Action, ImageView
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> None:
     rng = np.random.default_rng(5)
     cases = []
@@ -69,6 +70,7 @@ def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> No
         assert location["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
 
 
+@pytest.mark.long
 def test_the_box_of_a_track_is_missing_while_the_object_is_hidden(opened: Opened) -> None:
     """Frames 2 and 3 are shown a second apart, as in a slow animation; frames 4 to 6 hide the object."""
     drawn = opened().evaluate(
@@ -80,6 +82,7 @@ def test_the_box_of_a_track_is_missing_while_the_object_is_hidden(opened: Opened
     assert drawn == [None, 0.1, 0.2, 0.3, None, None, 0.7, 0.8, None]
 
 
+@pytest.mark.long
 def test_masks_points_and_lines_are_drawn_in_place(opened: Opened) -> None:
     inside = np.zeros((80, 80), bool)
     inside[20:60, 20:60] = True
@@ -125,6 +128,7 @@ def test_masks_points_and_lines_are_drawn_in_place(opened: Opened) -> None:
     assert drawn["label"] == "the picture, 4 marked places, 1 line of text"
 
 
+@pytest.mark.long
 def test_turns_of_every_dialect_are_parsed(opened: Opened) -> None:
     scale, written = Scale("pixels", {"img0": (100, 100)}), []
     for dialect in DIALECTS.values():

@@ -85,6 +85,7 @@ def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -
     assert page.locator("img[src=x]").count() == 0
 
 
+@pytest.mark.long
 def test_learning_is_paused_and_resumed(deployed: Deployed, opened: Opened) -> None:
     page = opened("evolution")
     expect(page.locator("#evolution-versions .served th")).to_have_text("Version 0")
@@ -118,6 +119,7 @@ def test_going_back_says_what_will_happen_and_is_confirmed(deployed: Deployed, o
     expect(page.locator("#evolution-versions tr", has_text=f"Version {version}").locator(".pill")).to_have_text("withdrawn")
 
 
+@pytest.mark.long
 def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
     page = opened("evolution")
     page.wait_for_selector("#evolution-versions tr")
@@ -165,6 +167,7 @@ def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
     return page
 
 
+@pytest.mark.long
 def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opened) -> None:
     page = shown(opened)
     rows = page.locator(".versions tbody tr")
@@ -191,6 +194,7 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     assert page.title() == "Pixelis · Evolution"
 
 
+@pytest.mark.long
 def test_the_version_where_learning_began_says_so_and_an_open_test_is_no_failure(opened: Opened) -> None:
     versions = [{"version": i, "status": "promoted", "step": 0} for i in range(2)]
     versions.append({"version": 2, "status": "candidate", "step": 8})
@@ -209,6 +213,7 @@ def test_the_version_where_learning_began_says_so_and_an_open_test_is_no_failure
     expect(page.locator(".audit .wrong")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_version_without_evidence_and_what_callers_asked_are_told(opened: Opened) -> None:
     traffic = {"questions": 32, "accuracy": 0.9, "reference_accuracy": 0.8, "mean": 0.1, "se": 0.02}
     canary = [judged(2, 0.85, "promote", traffic=traffic), judged(3, 0.79, "wait", reason="inconclusive")]
@@ -222,6 +227,7 @@ def test_a_version_without_evidence_and_what_callers_asked_are_told(opened: Open
     expect(page.locator(".chart .bad")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_version_that_fails_its_test_is_not_served(opened: Opened) -> None:
     page = shown(opened)
     expect(page.locator(".versions .actions")).to_have_text(["Serve this", "", "", "Go back to this"])
@@ -254,6 +260,7 @@ def test_alerts_are_told_in_plain_words(opened: Opened) -> None:
     assert page.locator("img[src=x]").count() == 0
 
 
+@pytest.mark.long
 def test_without_an_earlier_version_there_is_no_way_back(opened: Opened) -> None:
     versions = [{"version": 0, "status": "promoted"}]
     page = shown(opened, versions=versions, canary=[], learnt=[], status={"served": 0, "learning": True})

@@ -71,6 +71,7 @@ def test_stored_answers_are_found_by_words_and_by_picture(opened: Opened, stored
     assert page.title() == "Pixelis · Memory"
 
 
+@pytest.mark.long
 def test_a_card_says_whether_the_model_has_learnt_from_it(opened: Opened, stored: list[str]) -> None:
     page = opened("ask")
 
@@ -91,6 +92,7 @@ def test_a_card_says_whether_the_model_has_learnt_from_it(opened: Opened, stored
     expect(marks).to_have_text(["learnt from", "taken back with the version that answered", "not learnt from"])
 
 
+@pytest.mark.long
 def test_a_pasted_picture_is_searched_and_bad_files_get_advice(opened: Opened, stored: list[str]) -> None:
     page = opened("memory")
     with page.expect_request("**/v1/experiences/search"):
@@ -108,6 +110,7 @@ def test_a_pasted_picture_is_searched_and_bad_files_get_advice(opened: Opened, s
     assert page.locator("#found b").count() == 0
 
 
+@pytest.mark.long
 def test_the_memory_view_asks_for_a_key_and_fits_a_phone(opened: Opened, stored: list[str]) -> None:
     page = opened("memory", key="wrong", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     expect(page.locator("#memory-error")).to_contain_text("does not accept this key")

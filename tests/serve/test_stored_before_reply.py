@@ -123,7 +123,8 @@ def read_only_disk(folder: Path) -> Iterator[tuple[Path, Callable[[], Any], Call
 
 
 @pytest.mark.parametrize(
-    ("make_disk", "whole_run", "reason"), [(full_disk, False, "no space"), (read_only_disk, True, "read-only")]
+    ("make_disk", "whole_run", "reason"),
+    [(full_disk, False, "no space"), pytest.param(read_only_disk, True, "read-only", marks=pytest.mark.long)],
 )
 def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
     settings: Callable[..., Config],
@@ -134,10 +135,7 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
     whole_run: bool,
     reason: str,
 ) -> None:
-    """Before: 40 replies with an id, 36 of them lost, health ok, no alert.
-
-    Read-only is the whole folder of the run, with reviews, audit log and alerts.
-    """
+    """The read-only disk holds the whole folder of the run, with reviews, audit log and alerts."""
     with make_disk(tmp_path / "disk") as (disk, refuse, allow):
         run = disk / "run" if whole_run else tmp_path / "run"
         own = [f"memory.dir={disk / 'memory'}", f"run.dir={run}", "evolution.alerts.every_s=0.1"]
@@ -200,8 +198,8 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
                 ray.kill(actor)
 
 
+@pytest.mark.long
 def test_a_shard_that_is_late_is_no_disk_that_refuses(shard: tuple[Config, Backends, Any], backends: Backends) -> None:
-    """Before: the critical alert `memory_refuses`, whose advice is to make room on the disk."""
     config, of_shard, actor = shard
     generators = [ray.get_actor(name) for name in backends.generators]
     evolution = Evolution.options(name="late-evolution").remote(config, generators, ray.get_actor(STORE))

@@ -1,15 +1,14 @@
-"""Row formats: Pixelis's own and those of other systems, read into questions and demonstrations and written from them.
+"""Row formats: Pixelis's own and those of other systems, read into questions and demonstrations.
 
 A format is recognised by the columns of a row, or named by the source (``rows.parquet?format=deepeyes``).
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from pixelis.datasets.bad_rows import BadRow, UniqueIds
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.files import Part, Source, read_file, read_part, split_file
 from pixelis.datasets.files import Row as FileRow
-from pixelis.datasets.formats.base import IMAGES, VIDEOS, Format, Row
+from pixelis.datasets.formats.base import IMAGES, VIDEOS, Format, find_columns
 from pixelis.datasets.labels import MASK, MASKED, Labels, OnLabels, labels_of, mask_truths, without_truths
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.datasets.question_changes import question_changes
@@ -74,17 +73,15 @@ FORMATS = {
     "easyr1": Entry("columns:EASYR1", "problem answer", excluded="solution image image_path doc_id cot"),
     "pixelis_trajectory": Entry("pixelis_v0:TRAJECTORY", "question trajectory answer", excluded="turns"),
     "pixelis_chain": Entry("pixelis_v0:CHAIN", "answer", any_of="chain_of_thought visual_operations"),
-    "table": Entry("table:TABLE", ""),
+    "table": Entry("table:plain", ""),
 }
-UNLABELLED = ("ttrl", "ttrl_parquet")
-"""Formats whose rows may lack an answer: TTRL learns without."""
 
 
-@functools.cache
-def load_format(name: str) -> Format:
-    """The format of this name; its module is imported on first use."""
+def load_format(name: str, columns: Mapping[str, str] | None = None) -> Format:
+    """The format of this name, whose module is imported on first use. ``columns``: those that a source names of a table."""
     module, _, attribute = FORMATS[name].place.partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return found(columns or {}) if name == "table" else found
 
 
 def detect(columns: Iterable[str], row: str = "the row") -> str:
@@ -98,8 +95,6 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
         return matches[0]
     table_problem = ""
     if not matches and not names & {"media", "turns"}:  # these are rows of Pixelis with another mistake
-        from pixelis.datasets.formats.table import find_columns
-
         try:
             find_columns(dict.fromkeys(columns), {})
             return "table"
@@ -178,7 +173,7 @@ class Records:
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
         """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
-        name, columns = name or self.source.format, self.source.columns
+        name, format = name or self.source.format, None
         file = _inside(part.path, self.folder)
         if part.path not in self.ambiguous:
             file = _without_suffix(file)
@@ -189,11 +184,7 @@ class Records:
                 yield Record(row.file, row.row, row)
                 continue
             name = name or self._detect(row)
-            format = load_format(name)
-            if columns:
-                from pixelis.datasets.formats.table import plain
-
-                format = plain(columns)
+            format = format or load_format(name, self.source.columns)
             arguments = f"{file}-{row.number}", name, format, root
             values = self._records(row, *arguments, labels=self.labels)
             labelled = [] if self.labels else self._records(row, *arguments)[: len(values)]
@@ -274,53 +265,3 @@ def _inside(path: str, folder: str) -> str:
 
 def _without_suffix(path: str) -> str:
     return str(PurePosixPath(path).with_suffix(""))
-
-
-# -- writing ------------------------------------------------------------------------------------------------------
-
-
-def write_question(record: Question, format: str) -> Row:
-    """The row of a question in ``format``; BadInput if the format is not one of questions or cannot hold this one."""
-    write = load_format(format).write if format in FORMATS else None
-    if write is None:
-        names = ", ".join(name for name in FORMATS if load_format(name).write)
-        raise BadInput(f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
-    if record.history and format != "question":
-        raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write it as `question`")
-    if not record.answers and format not in UNLABELLED:
-        raise BadInput(f"{record.id} has no answer, which rows of {format} need", code="no_label")
-    return _with_meta(write(record), record, format)
-
-
-def _with_meta(row: Row, record: Question, format: str) -> Row:
-    """The row with the columns that the record was read with and has no field for, if it is still a row of this format."""
-    full = {**{key: value for key, value in record.meta.items() if key != "system"}, **row}
-    return full if [name for name, entry in FORMATS.items() if entry.matches(set(full))] == [format] else row
-
-
-def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = "") -> Row:
-    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default that of its row, or of the format).
-
-    ``images`` are the files of the images that each call returned, in order, by default those of its row. BadInput if the
-    format is not one of chats, if there are not as many entries as calls, or if the dialect cannot express a turn.
-    """
-    from pixelis.datasets.formats import chat
-
-    known = load_format(format) if format in FORMATS else None
-    if known is None or known.write_chat is None:
-        names = ", ".join(name for name in FORMATS if load_format(name).write_chat)
-        raise BadInput(f"demonstrations cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
-    if record.history:
-        raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write rows of Pixelis")
-    calls, rows = chat.calls_of(record), [turn.verbatim for turn in record.turns if turn.verbatim is not None]
-    if images is None:
-        images = [turn.verbatim.images for turn in calls if turn.verbatim is not None]
-    if len(images) != len(calls):
-        raise BadInput(
-            f"{record.id} calls {len(calls)} operations, but images of {len(images)} are given",
-            code="media_count",
-            fix="give the files that each operation returned, an empty list for one that returned none",
-        )
-    dialect = dialect or (rows[0].dialect if rows else known.dialect)
-    row = known.write_chat(record, chat.render_replies(record, dialect, images), list(map(list, images)))
-    return _with_meta(row, record, format)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ Row = dict[str, Any]
 Read = Callable[[Row, str, MediaRoot], Question | list[Question]]
 _LEADING = re.compile(r"(\s*<(image|video)>)+\s*")
 _LETTER = re.compile(r"\(?([A-Z])\)?\.?")
+QUESTIONS = ("question", "problem", "query", "prompt", "instruction")
 IMAGES = ("image", "images", "image_path", "image_paths", "image_file", "img", "picture", "file_name", "filename", "image_url")
 ANSWERS = ("answer", "answers", "solution", "response", "ground_truth", "label", "output", "target", "completion")
 VIDEOS = ("video", "videos", "video_path", "clip")
@@ -44,6 +45,32 @@ class Format:
 def first_column(row: Row, names: Sequence[str]) -> str:
     """The first of these columns that a row has a value in; empty without one."""
     return next((name for name in names if row.get(name) not in (None, "", [])), "")
+
+
+def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str]:
+    """The columns of questions, answers, images and videos of a plain table; empty where there are no media.
+
+    They are those ``named`` as question, answer and image, otherwise those with a usual name.
+    RowError ``missing_column`` or ``ambiguous_columns``, with the columns of the row.
+    """
+    existing = {name.strip().lower(): name for name in reversed(row)}
+    there = f"the columns are {', '.join(row)}"
+
+    def find(role: str, names: tuple[str, ...]) -> str:
+        if (column := named.get(role)) is not None:
+            if column not in row:
+                raise RowError(column, "missing_column", f"is missing; {there}")
+            return column
+        matching = [existing[name] for name in names if name in existing]
+        if role == "image":
+            return first_column(row, matching)
+        if not matching:
+            raise RowError(role, "missing_column", f"is missing; {there}")
+        if len(matching) > 1 and matching[0] != existing.get(role):
+            raise RowError(role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN")
+        return matching[0]
+
+    return find("question", QUESTIONS), find("answer", ANSWERS), find("image", IMAGES), first_column(row, VIDEOS)
 
 
 def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:

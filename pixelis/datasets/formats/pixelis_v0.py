@@ -7,7 +7,6 @@ Steps have ``action`` and ``parameters`` (its generators), ``operation`` and ``a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -33,89 +32,82 @@ COORDINATES = {
     **dict.fromkeys(("point", "coordinates", "position"), "point"),
     "center": "center",
 }
+OBJECTS = ("object_id", "object", "mask")
 FRAMES = ("frames", "frame_indices", "indices", "frame_index")
-IGNORED = frozenset(
-    (
-        *("image", "image_path", "video_path", "target_size", "enhance", "maintain_aspect", "interpolation", "language"),
-        *("threshold", "return_scores", "return_confidence", "return_boxes", "return_masks", "confidence_threshold"),
-        *("properties", "max_frames", "track_id", "thought", "content"),
-    )
+IGNORED = (
+    *("image", "image_path", "video_path", "target_size", "enhance", "maintain_aspect", "interpolation", "language"),
+    *("threshold", "return_scores", "return_confidence", "return_boxes", "return_masks", "confidence_threshold"),
+    *("properties", "max_frames", "track_id", "thought", "content"),
 )
 """Parameters of the old operations that the configuration sets today, or that named objects in memory."""
 KINDS = {"positive": "golden", "golden_positive": "golden", "golden": "golden", "trap_sample": "trap_perceptual"}
 
 
 class _Step(NamedTuple):
-    """One step of any layout: the name of the action, its parameters, its thought and its result."""
+    """One step of any layout: the name of the action, its parameters, its thought, its result and its place in the row."""
 
     action: str
     parameters: dict[str, Any]
-    thought: str | None
+    thought: Any
     result: Any
+    column: str
 
 
 def _read_trajectory(row: Row, name: str, root: MediaRoot) -> Demonstration:
     """A row with a list ``trajectory``: the layouts of the generators, the engine and the documents."""
     value = row.get("trajectory")
     value = (value.get("actions") or value.get("steps")) if isinstance(value, dict) else value
-    steps = fields.objects({"trajectory": value}, "trajectory")
-    return _demonstration(row, name, root, [_step(step, i) for i, step in enumerate(steps)], "trajectory")
-
-
-def _step(step: dict[str, Any], position: int) -> _Step:
-    column = f"trajectory.{position}"
-    layouts = [key for key in ("action", "operation", "name") if isinstance(step.get(key), str) and step[key]]
-    if len(layouts) > 1:
-        raise RowError(column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}")
-    parameters = step.get("parameters", step.get("arguments", step.get("params"))) or {}
-    action = step[layouts[0]] if layouts else step.get("type")
-    if not isinstance(action, str) or not isinstance(parameters, dict):
-        raise RowError(column, "wrong_type", "a step has `action`, `operation` or `name`, and an object of parameters")
-    thought = step.get("thought") or step.get("content") or parameters.get("thought") or parameters.get("content")
-    return _Step(action, parameters, thought if isinstance(thought, str) else None, step.get("result", step.get("output")))
+    steps = list[_Step]()
+    for i, step in enumerate(fields.objects({"trajectory": value}, "trajectory")):
+        column = f"trajectory.{i}"
+        layouts = [key for key in ("action", "operation", "name") if isinstance(step.get(key), str) and step[key]]
+        if len(layouts) > 1:
+            raise RowError(column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}")
+        action = step[layouts[0]] if layouts else step.get("type")
+        parameters = step.get("parameters", step.get("arguments", step.get("params"))) or {}
+        if not isinstance(action, str) or not isinstance(parameters, dict):
+            raise RowError(column, "wrong_type", "a step has `action`, `operation` or `name`, and an object of parameters")
+        thought = next((part[key] for part in (step, parameters) for key in ("thought", "content") if part.get(key)), None)
+        steps.append(_Step(action, parameters, thought, step.get("result", step.get("output")), column))
+    return _demonstration(row, name, root, steps)
 
 
 def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
     """A row with the lists ``chain_of_thought`` and ``visual_operations``: a thought before each operation, the rest last."""
     lists = {column: row.get(column) or [] for column in ("chain_of_thought", "visual_operations")}
     thoughts = [item.get("thought") for item in fields.objects(lists, "chain_of_thought")]
-    operations = fields.objects(lists, "visual_operations")
-    steps: list[_Step] = []
+    operations, steps = fields.objects(lists, "visual_operations"), list[_Step]()
     for i, operation in enumerate(operations):
-        action = operation.get("operation") or operation.get("op")
+        column, action = f"visual_operations.{i}", operation.get("operation") or operation.get("op")
         parameters = operation.get("params", operation.get("parameters", {}))
         if not isinstance(action, str) or not isinstance(parameters, dict):
-            raise RowError(f"visual_operations.{i}", "wrong_type", "`operation` is text and `params` an object")
-        steps.append(_Step(action, parameters, thoughts[i] if i < len(thoughts) else None, operation.get("output")))
-    steps += [_Step("THINK", {}, thought, None) for thought in thoughts[len(operations) :]]
-    return _demonstration(row, name, root, steps, "visual_operations")
+            raise RowError(column, "wrong_type", "`operation` is text and `params` an object")
+        steps.append(_Step(action, parameters, thoughts[i] if i < len(thoughts) else None, operation.get("output"), column))
+    steps += [_Step("THINK", {}, thought, None, "chain_of_thought") for thought in thoughts[len(operations) :]]
+    return _demonstration(row, name, root, steps)
 
 
-def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step], column: str) -> Demonstration:
-    media = root.media(row, next((c for c in ("image_path", "image", "images") if row.get(c) is not None), ""), "video_path")
-    answers = fields.answers(row, "answer")
+def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> Demonstration:
+    images = next((column for column in ("image_path", "image", "images") if row.get(column) is not None), "")
+    media, answers = root.media(row, images, "video_path"), fields.answers(row, "answer")
     turns, thoughts, final, boxes = list[Step](), list[str](), answers[0], dict[str, Any]()
-    for i, (action, parameters, step_thought, result) in enumerate(steps):
+    for action, parameters, thought, result, column in steps:
         kind = action.upper().removeprefix("VISUAL_OPERATION.")
-        thought = step_thought
         if kind in THOUGHTS:
             thought = thought or parameters.get("text") or result
-            thoughts += [thought] if isinstance(thought, str) else []
         elif kind in ANSWERS:
             answer = parameters.get("answer", parameters.get("text", result if isinstance(result, str) else None))
             final = str(answer) if answer is not None else final
-            thoughts += [thought] if thought else []
-        elif kind in OPERATIONS:
-            op = OPERATIONS[kind]
-            arguments = _arguments(op, parameters, media, boxes, f"{column}.{i}")
-            think = "\n".join([*thoughts, *([thought] if thought else [])]) or None
-            turns.append(Step(think=think, op=op, arguments=arguments))
-            thoughts = []
-            if isinstance(result, dict) and (object_id := result.get("object_id")) and result.get("bbox"):
-                boxes[str(object_id)] = result["bbox"]
-        else:
+        elif kind not in OPERATIONS:
             message = f"no operation {action[:40]!r}; known are {', '.join(OPERATIONS)}"
-            raise RowError(f"{column}.{i}", "unknown_op", message)
+            raise RowError(column, "unknown_op", message)
+        thoughts += [thought] if isinstance(thought, str) and thought else []
+        if kind in OPERATIONS:
+            arguments = _arguments(OPERATIONS[kind], parameters, media, boxes, column)
+            turns.append(Step(think="\n".join(thoughts) or None, op=OPERATIONS[kind], arguments=arguments))
+            thoughts = []
+            if isinstance(result, dict) and result.get("object_id") and result.get("bbox"):
+                boxes[str(result["object_id"])] = result["bbox"]
     turns.append(Step(think="\n".join(thoughts) or None, answer=final))
     own_id = fields.identifier(row, "sample_id", "id") or name
     truth = row.get("ground_truth")
@@ -136,47 +128,38 @@ def _sample_fields(row: Row, own_id: str) -> dict[str, Any]:
     kind = fields.identifier(row, "sample_type", "type") or "golden"
     if KINDS.get(kind, kind) not in get_args(SampleKind):
         raise RowError("sample_type", "unknown_kind", f"no kind of sample {kind!r}")
-    origin = row.get("provenance")
-    origin = origin if isinstance(origin, dict) else {}
     columns = {"difficulty": "difficulty_score", "quality": "quality_score", "weight": "sampling_weight"}
-    result: dict[str, Any] = {field: fields.optional(row, column, (int, float)) for field, column in columns.items()}
-    if result["weight"] is None:
-        del result["weight"]
+    numbers = {field: fields.optional(row, column, (int, float)) for field, column in columns.items()}
+    result: dict[str, Any] = {field: number for field, number in numbers.items() if number is not None}
     if (level := row.get("difficulty")) in get_args(Level):
         result["level"] = level
     if isinstance(row.get("metadata"), dict):
         result["meta"] = other_columns(row["metadata"])
-    provenance = Provenance(
+    origin = row["provenance"] if isinstance(row.get("provenance"), dict) else {}
+    result["provenance"] = Provenance(
         source=str(origin.get("source_dataset", "pixelis")),
         original_id=str(origin.get("original_sample_id", own_id)),
         method=str(origin.get("synthesis_method", "published")),
         version=str(origin.get("synthesis_version", "")),
     )
-    return {**result, "kind": KINDS.get(kind, kind), "provenance": provenance}
+    return {**result, "kind": KINDS.get(kind, kind)}
 
 
 def _arguments(op: str, parameters: dict[str, Any], media: list[Media], boxes: dict[str, Any], column: str) -> dict[str, Any]:
     """Today's arguments of an operation; ``boxes`` are those of the objects that earlier steps returned, by object id."""
     result: dict[str, Any] = {}
-
-    def size() -> tuple[int, int]:
-        item = next((m for m in media if m.kind == "image" or m.frames), None)
-        if item is None:
-            raise RowError(column, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown")
-        return header_size(Path(item.frames[0] if item.frames else item.uri), column)
-
     for key, value in parameters.items():
         name = f"{column}.{key}"
         if key in COORDINATES:
-            result[COORDINATES[key]] = _fractions(value, 4 if COORDINATES[key] == "box" else 2, size, name)
-        elif key in ("object_id", "object", "mask") and op in ("get_properties", "track_object"):
+            result[COORDINATES[key]] = _fractions(value, 4 if COORDINATES[key] == "box" else 2, media, column, name)
+        elif key in OBJECTS and op in ("get_properties", "track_object"):
             if str(value) not in boxes:
                 raise RowError(name, "unknown_object", "no earlier step returned the bbox of this object")
-            result["box"] = _fractions(boxes[str(value)], 4, size, name)
+            result["box"] = _fractions(boxes[str(value)], 4, media, column, name)
         elif key in FRAMES and op == "select_frames":
             result["frames"] = [value] if isinstance(value, int) else value
         elif key in ("x", "y") and op == "segment_object_at":
-            result["point"] = _fractions([parameters.get("x"), parameters.get("y")], 2, size, name)
+            result["point"] = _fractions([parameters.get("x"), parameters.get("y")], 2, media, column, name)
         elif key in ("zoom_factor", "factor") and op == "zoom_in":
             result["factor"] = value
         elif key in ("start", "start_frame", "end", "end_frame") and op == "track_object":
@@ -186,14 +169,16 @@ def _arguments(op: str, parameters: dict[str, Any], media: list[Media], boxes: d
     return result
 
 
-def _fractions(value: Any, count: int, size: Callable[[], tuple[int, int]], column: str) -> list[float]:
-    """A box (``count`` 4) or point (2) in 0..1 or pixels -> 0..1."""
+def _fractions(value: Any, count: int, media: list[Media], step: str, column: str) -> list[float]:
+    """A box (``count`` 4) or point (2) in 0..1 or in pixels -> 0..1."""
     if isinstance(value, dict):
         value = [value.get(key) for key in (("x1", "y1", "x2", "y2") if count == 4 else ("x", "y"))]
     if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
         raise RowError(column, "bad_box" if count == 4 else "bad_point", f"expected {count} numbers")
     if max(value) > 1:
-        width, height = size()
+        if (item := next((m for m in media if m.kind == "image" or m.frames), None)) is None:
+            raise RowError(step, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown")
+        width, height = header_size(Path(item.frames[0] if item.frames else item.uri), step)
         value = [v / (height if i % 2 else width) for i, v in enumerate(value)]
     inside = all(0 <= v <= 1 for v in value)  # false for NaN
     if not inside or (count == 4 and (value[0] >= value[2] or value[1] >= value[3])):

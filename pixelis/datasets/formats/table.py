@@ -8,7 +8,7 @@ from string import ascii_uppercase as LETTERS
 
 from pixelis.datasets import fields
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import ANSWERS, IMAGES, VIDEOS, Format, Row, first_column
+from pixelis.datasets.formats.base import Format, Row, find_columns, first_column
 from pixelis.datasets.formats.chat import read_chat
 from pixelis.datasets.formats.columns import Columns
 from pixelis.datasets.formats.messages import turns_of
@@ -16,40 +16,12 @@ from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Question
 from pixelis.rewards.scorers import option_lines
 
-QUESTIONS = ("question", "problem", "query", "prompt", "instruction")
-
-
-def find_columns(row: Row, named: Mapping[str, str]) -> Columns:
-    """The columns of a plain table: those ``named`` as question, answer and image, otherwise those with a usual name.
-
-    RowError ``missing_column`` or ``ambiguous_columns``, with the columns of the row.
-    """
-    existing = {name.strip().lower(): name for name in reversed(row)}
-    there = f"the columns are {', '.join(row)}"
-
-    def find(role: str, names: tuple[str, ...]) -> str:
-        if (column := named.get(role)) is not None:
-            if column not in row:
-                raise RowError(column, "missing_column", f"is missing; {there}")
-            return column
-        matching = [existing[name] for name in names if name in existing]
-        if role == "image":
-            return first_column(row, matching)
-        if not matching:
-            raise RowError(role, "missing_column", f"is missing; {there}")
-        if len(matching) > 1 and matching[0] != existing.get(role):
-            raise RowError(role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN")
-        return matching[0]
-
-    question, answers = find("question", QUESTIONS), find("answer", ANSWERS)
-    return Columns(question, answers, find("image", IMAGES), first_column(row, VIDEOS))
-
 
 def plain(named: Mapping[str, str]) -> Format:
     """The format of a plain table whose columns are ``named`` as question, answer and image, or have a usual name."""
 
     def read(row: Row, name: str, root: MediaRoot, reply: bool = False) -> Question | list[Question]:
-        columns = find_columns(row, named)
+        columns = Columns(*find_columns(row, named))
         row = _with_options(row, columns)
         if isinstance(answer := row.get(columns.answers), list) and any(isinstance(item, dict) for item in answer):
             chat = [*columns.chat(row, root), *turns_of(row, columns.answers, root)]
@@ -90,6 +62,3 @@ def _options(row: Row) -> list[str]:
     if not isinstance(value, list):
         value = [row[letter] for letter in itertools.takewhile(lambda name: row.get(name) not in (None, ""), LETTERS)]
     return [str(option).strip() for option in value] if 1 < len(value) <= len(LETTERS) else []
-
-
-TABLE = plain({})

@@ -36,7 +36,14 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
         if source in MATH_SOURCES:
             task, scorer, meta["data_source"] = "math", "math_judge", source
         scorer = scorer_of(answers, scorer)
-    tools, environment = _tools(row)
+    tools: list[str] | None = None
+    environment = None
+    if "env_name" in row:  # DeepEyes's own environments of pictures are operations, any other name is one of the run
+        environment = fields.identifier(row, "env_name")
+        if not environment:
+            tools = []
+        elif environment.startswith(("visual_toolbox", "vl_agent")):
+            tools, environment = ["zoom_in", "rotate"], None
     own = {
         "id": f"{source}-{index}" if source and index else index or name,
         "answers": answers,
@@ -47,22 +54,6 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
         "environment": environment,
     }
     return question.model_copy(update=own)
-
-
-def _tools(row: Row) -> tuple[list[str] | None, str | None]:
-    """The operations and the environment that ``env_name`` names.
-
-    DeepEyes's own environments of pictures are operations, an empty name offers none, and a row without the column has
-    those of the run. Any other name is that of an environment of the run (``toolbox.environments``).
-    """
-    if "env_name" not in row:
-        return None, None
-    name = fields.identifier(row, "env_name") or ""
-    if not name:
-        return [], None
-    if name.startswith(("visual_toolbox", "vl_agent")):
-        return ["zoom_in", "rotate"], None
-    return None, name
 
 
 def _write(record: Question, style: str, ability: str) -> Row:

@@ -35,7 +35,7 @@ def mind2web(root: DatasetRoot) -> Rows:
 
 
 def _step(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Question:
-    key, goal = file.unique(text(row, "action_uid"), "action_uid"), text(row, "confirmed_task")
+    key, goal = text(row, "action_uid"), text(row, "confirmed_task")
     uri = media_root.reference("screenshot", row.get("screenshot"))
     size = header_size(Path(uri))
     actions = [str(action) for action in need(row, "action_reprs", list)]

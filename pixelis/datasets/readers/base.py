@@ -18,7 +18,7 @@ from pyarrow import fs
 from pydantic_core import PydanticSerializationError
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import RowError, need, text
+from pixelis.datasets.fields import RowError, text
 from pixelis.datasets.files import Part, read_part
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
@@ -116,7 +116,6 @@ class AnnotationFile:
     def __init__(self, root: DatasetRoot, path: Path):
         self.root, self.path = root, path
         self._errors: list[BadRow] = []
-        self._keys: set[Any] = set()
 
     # -- errors
 
@@ -146,17 +145,6 @@ class AnnotationFile:
         yield from self.take_errors()
         if question is not None:
             yield question
-
-    def unique(self, value: Any, column: str) -> Any:
-        """``value``; RowError ``duplicate_id`` if an earlier row has it."""
-        if value in self._keys:
-            raise RowError(column, "duplicate_id", f"an earlier row has the id {value!r}")
-        self._keys.add(value)
-        return value
-
-    def unique_id(self, row: Any, column: str) -> Any:
-        """A required id, text or a whole number, that no earlier row has."""
-        return self.unique(need(row, column, (int, str)), column)
 
     # -- rows
 
@@ -191,6 +179,11 @@ class AnnotationFile:
         """``make`` of each element of the list under ``key``."""
         for i, item in enumerate(self.items(key)):
             yield from self.convert(f"{key}[{i}]", make, item)
+
+    def each_entry(self, entries: Mapping[str, Any], make: Callable[[str, Any], Question | None]) -> Rows:
+        """``make`` of each key and value of an object."""
+        for key, value in entries.items():
+            yield from self.convert(key, make, key, value)
 
     def each_row(self, make: Callable[[dict[str, Any]], Question | None], columns: list[str] | None = None) -> Rows:
         """``make`` of each row of a file that `files` can stream, of a parquet file only with these columns."""

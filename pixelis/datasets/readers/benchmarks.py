@@ -72,7 +72,7 @@ def vstar(root: DatasetRoot) -> Rows:
     file = root.file("test_questions.jsonl")
 
     def question(row: dict[str, Any]) -> Question:
-        key, category = file.unique_id(row, "question_id"), text(row, "category")
+        key, category = need(row, "question_id", (int, str)), text(row, "category")
         path = Path(below(root.folder, text(row, "image"), "image"))
         size = header_size(path)
         regions = []
@@ -101,7 +101,7 @@ def hrbench(root: DatasetRoot) -> Rows:
     images: dict[str, str] = {}
 
     def question(row: dict[str, Any]) -> Question:
-        key, value = file.unique(text(row, "index"), "index"), text(row, "image")
+        key, value = text(row, "index"), text(row, "image")
         if len(value) > MAX_INDEX_CHARACTERS:
             try:
                 images[key] = media_root.reference("image", base64.b64decode(value, validate=True))
@@ -124,7 +124,7 @@ def tallyqa(root: DatasetRoot) -> Rows:
 
     def question(row: dict[str, Any]) -> Question:
         return file.question(
-            file.unique_id(row, "question_id"),
+            need(row, "question_id", (int, str)),
             image(below(root.folder, text(row, "image"), "image")),
             question=text(row, "question"),
             answers=[str(whole(row.get("answer"), "answer"))],
@@ -140,7 +140,7 @@ def superclevr(root: DatasetRoot) -> Rows:
     file, folder = root.file("superCLEVR_questions_30k.json"), root.path("images")
 
     def question(row: dict[str, Any]) -> Question:
-        key, answer = file.unique_id(row, "question_index"), row.get("answer")
+        key, answer = need(row, "question_index", (int, str)), row.get("answer")
         if not isinstance(answer, (str, int)):
             raise RowError("answer", "no_label", f"{answer!r:.60} is not an answer")
         counting = isinstance(answer, int) and not isinstance(answer, bool)
@@ -192,7 +192,7 @@ def reason_rft(root: DatasetRoot) -> Rows:
     file, folder = root.file(*REASON_RFT[root.split]), root.path("image", "images")
 
     def question(row: dict[str, Any]) -> Question:
-        key, own_answers = file.unique_id(row, "id"), answers(row, "answer" if row.get("answer") is not None else "solution")
+        key, own_answers = need(row, "id", (int, str)), answers(row, "answer" if row.get("answer") is not None else "solution")
         paths = row.get("image")
         paths = [paths] if isinstance(paths, str) else paths
         if not isinstance(paths, list) or not paths:

@@ -32,7 +32,7 @@ def flickr30k(root: DatasetRoot) -> Rows:
     entities = root.path("Annotations", "Entities/Annotations").parent if root.flag("boxes") else None
 
     def question(name: str, captions: list[str]) -> Question:
-        key = file.unique(Path(name).stem, "name")
+        key = Path(name).stem
         regions, size = _entities(entities, key, file) if entities else ([], (None, None))
         return file.question(key, image(below(folder, name, "name"), size), Annotations(regions=regions, captions=captions))
 
@@ -92,7 +92,7 @@ def unsplash(root: DatasetRoot) -> Rows:
     file, folder = root.file("photos.tsv000", "photos.tsv"), root.path("photos")
 
     def question(row: dict[str, Any]) -> Question:
-        key = file.unique(text(row, "photo_id"), "photo_id")
+        key = text(row, "photo_id")
         size = image_size(*(whole(row[column], column) for column in ("photo_width", "photo_height")))
         captions = [caption.strip() for caption in (row["photo_description"], row["ai_description"]) if (caption or "").strip()]
         media = image(below(folder, f"{key}.jpg", "photo_id"), size)
@@ -113,7 +113,7 @@ def msrvtt(root: DatasetRoot) -> Rows:
     def question(video: dict[str, Any]) -> Question | None:
         if need(video, "split", str) != root.split:
             return None
-        key, texts = file.unique(text(video, "video_id"), "video_id"), []
+        key, texts = text(video, "video_id"), []
         for name, sentence in captions.pop(key, []):
             with file.collect_errors(name):
                 texts.append(text(sentence, "caption"))

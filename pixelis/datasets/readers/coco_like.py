@@ -81,9 +81,13 @@ def _images(
         categories, groups = _categories(file, category_attribute), _annotations_by(file, "image_id", "images")
 
         def question(row: dict[str, Any]) -> Question:
-            key = file.unique_id(row, "id")
+            key = need(row, "id", (int, str))
             size = image_size(row.get("width"), row.get("height"))
-            media = image(_image_path(root.folder, folder, row), size)
+            if "file_name" in row:
+                path = below(folder, text(row, "file_name"), "file_name")
+            else:  # LVIS: .../train2017/000000391895.jpg
+                path = below(root.folder, "/".join(text(row, "coco_url").split("/")[-2:]), "coco_url")
+            media = image(path, size)
             regions = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
@@ -99,12 +103,6 @@ def _images(
         yield from file.each_item("images", question)
 
     return read
-
-
-def _image_path(root: Path, folder: Path, row: dict[str, Any]) -> str:
-    if "file_name" in row:
-        return below(folder, text(row, "file_name"), "file_name")
-    return below(root, "/".join(text(row, "coco_url").split("/")[-2:]), "coco_url")  # .../train2017/000000391895.jpg
 
 
 def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, height: int) -> Region:
@@ -131,7 +129,7 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
         categories, groups = _categories(file), _annotations_by(file, "video_id", "videos")
 
         def question(video: dict[str, Any]) -> Question:
-            key = file.unique_id(video, "id")
+            key = need(video, "id", (int, str))
             size = image_size(video.get("width"), video.get("height"))
             names = need(video, "file_names", list)
             if not names or not all(isinstance(name, str) for name in names):
@@ -210,7 +208,7 @@ def sa1b(root: DatasetRoot) -> Rows:
 
 
 def _json_files(folder: Path) -> Iterator[Path]:
-    """JSON files below a folder in the order of their names, listing one folder at a time."""
+    """JSON files below a folder in the order of their names, listing one folder at a time: there are 11 million."""
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:

@@ -56,16 +56,12 @@ def mmmu(root: DatasetRoot) -> Rows:
             yield from file.each_row(functools.partial(_mmmu_question, file, media_root, subject))
 
 
-def _subject(row: dict[str, Any]) -> str:
-    """The subject in the id, which is ``validation_Art_Theory_1``."""
-    return str(row.get("id")).partition("_")[2].rpartition("_")[0]
-
-
 def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, only: str, row: dict[str, Any]) -> Question | None:
     """The question of a row; None if it is not of the subject ``only``."""
-    if only not in ("all", subject := _subject(row)):
+    subject = str(row.get("id")).partition("_")[2].rpartition("_")[0]  # of the id validation_Art_Theory_1
+    if only not in ("all", subject):
         return None
-    key = file.unique(text(row, "id"), "id")
+    key = text(row, "id")
     options = list_text(need(row, "options", str))
     if options is None or len(options) > MAX_OPTIONS:
         raise RowError("options", "wrong_type", f"{row['options']!r:.60} is no list of at most {MAX_OPTIONS} texts")
@@ -140,5 +136,4 @@ def mmvet(root: DatasetRoot) -> Rows:
             category=sorted(str(name) for name in need(row, "capability", list)),
         )
 
-    for key, row in file.data.items():
-        yield from file.convert(key, question, key, row)
+    yield from file.each_entry(file.data, question)

@@ -52,8 +52,7 @@ def didemo(root: DatasetRoot) -> Rows:
                 events.append(time_span(text(row, "description"), *seconds, duration, "times"))
         return file.question(video, clip(below(folder, video + root.options["suffix"], "video")), Annotations(events=events))
 
-    for video, rows in by_video.items():
-        yield from file.convert(video, question, video, rows)
+    yield from file.each_entry(by_video, question)
 
 
 def _pair(span: Any, column: str) -> tuple[Any, Any]:
@@ -77,8 +76,7 @@ def activitynet(root: DatasetRoot) -> Rows:
         media = clip(below(folder, key + root.options["suffix"], "video"))
         return file.question(key, media, Annotations(events=events), duration=duration)
 
-    for key, row in file.data.items():
-        yield from file.convert(key, question, key, row)
+    yield from file.each_entry(file.data, question)
 
 
 def assembly101(root: DatasetRoot) -> Rows:
@@ -115,7 +113,7 @@ def star(root: DatasetRoot) -> Rows:
     frames_folder = root.path("frames") if situations else None
 
     def question(row: dict[str, Any]) -> Question:
-        key, video = file.unique(text(row, "question_id"), "question_id"), text(row, "video_id")
+        key, video = text(row, "question_id"), text(row, "video_id")
         prompt, options = text(row, "question"), [text(choice, "choice") for choice in need(row, "choices", list)]
         answer = optional(row, "answer", str)
         annotations = Annotations()
@@ -180,7 +178,7 @@ def tvqa(root: DatasetRoot) -> Rows:
     file, folder = root.file("tvqa_{split}.jsonl", "tvqa_qa_release/tvqa_{split}.jsonl"), root.path("frames_hq")
 
     def question(row: dict[str, Any]) -> Question:
-        key, name, prompt = file.unique_id(row, "qid"), text(row, "vid_name"), text(row, "q")
+        key, name, prompt = need(row, "qid", (int, str)), text(row, "vid_name"), text(row, "q")
         options = [text(row, f"a{i}") for i in range(5)]
         answer = None if row.get("answer_idx") is None else whole(row["answer_idx"], "answer_idx")
         show = next((show for show in TVQA_SHOWS if name.startswith(f"{show}_")), "bbt")

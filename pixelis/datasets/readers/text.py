@@ -56,7 +56,7 @@ def _documents(
         texts = root.path(*recognised) if root.flag("ocr") else None
 
         def question(row: dict[str, Any]) -> Question:
-            key = file.unique_id(row, "questionId")
+            key = need(row, "questionId", (int, str))
             name = Path(text(row, image_column)).name
             uri, answers = below(folder, name, image_column), optional(row, "answers", list)
             if answers is not None:  # some splits do not publish them
@@ -164,8 +164,7 @@ def textcaps(root: DatasetRoot) -> Rows:
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
         return file.question(key, media, Annotations(lines=lines, captions=captions))
 
-    for key, rows in by_image.items():
-        yield from file.convert(f"image {key}", question, key, rows)
+    yield from file.each_entry(by_image, question)
 
 
 def hiertext(root: DatasetRoot) -> Rows:
@@ -173,7 +172,7 @@ def hiertext(root: DatasetRoot) -> Rows:
     file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
     def question(row: dict[str, Any]) -> Question:
-        key = file.unique(text(row, "image_id"), "image_id")
+        key = text(row, "image_id")
         size = image_size(row.get("image_width"), row.get("image_height"))
         lines: list[Line] = []
         unreadable = 0
@@ -221,8 +220,7 @@ def art(root: DatasetRoot) -> Rows:
                 regions.append(Region(id=f"text{i}", label=label, box=box, outline=[points], attributes=attributes))
         return file.question(key, image(uri, size), Annotations(regions=regions, lines=lines))
 
-    for key, items in file.data.items():
-        yield from file.convert(key, question, key, items)
+    yield from file.each_entry(file.data, question)
 
 
 docvqa = _documents(

@@ -66,8 +66,7 @@ def youtube_vos(root: DatasetRoot) -> Rows:
         frames = [below(frames_folder, f"{key}/{name}.jpg", "frames") for name in names]
         return file.question(key, clip(frames=frames, fps=6, size=size), Annotations(regions=regions))
 
-    for key, video in file.mapping("videos").items():
-        yield from file.convert(key, question, key, video)
+    yield from file.each_entry(file.mapping("videos"), question)
 
 
 def _object_numbers(path: Path) -> np.ndarray:

@@ -178,8 +178,7 @@ class AgentFormat:
 
 
 def without_tokens(trajectory: Trajectory, uris: dict[str, str]) -> Trajectory:
-    """A copy without token ids and log-probs. ``uris`` maps image ids to data URLs; other images get an empty
-    URI."""
+    """A copy without token ids and log-probs. ``uris``: image id -> data URL; other images get none."""
 
     def with_uris(images: list[ImageView], uris: dict[str, str]) -> list[ImageView]:
         return [image.model_copy(update={"uri": uris.get(image.id, "")}) for image in images]

@@ -46,8 +46,7 @@ class ReadMessage(NamedTuple):
 def add_media(
     images: list[Placed], clips: list[Placed], role: str, url: str, kind: Literal["image", "video"] | None, place: str
 ) -> None:
-    """Add the picture or clip of a part at ``place``; ``kind`` None is known by the URL. Raises ApiError 400
-    unless the user sends it."""
+    """Add a picture or clip at ``place``, None: by its URL. Raises ApiError 400 unless the user sends it."""
     if role != "user":
         raise ApiError(400, f"pictures belong in a user message, not in a {role} message", "invalid_value", place)
     is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
@@ -55,8 +54,7 @@ def add_media(
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
-    """Raises ApiError 400 for the first field that is ``unsupported``, or ``unknown`` with a value that is
-    not neutral."""
+    """Raises ApiError 400 for the first ``unsupported`` field, or ``unknown`` one that is not neutral."""
     fields = dict(unsupported)
     for name, value in (unknown or {}).items():
         neutral = value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(name, ())
@@ -68,8 +66,7 @@ def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, An
 
 
 def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
-    """The format ``text`` (None), ``json_object``, or ``json_schema`` with its name and ``schema``. Raises
-    ApiError 400."""
+    """The format ``text`` (None), ``json_object``, or ``json_schema``. Raises ApiError 400."""
     if kind == "text":
         return None
     if kind == "json_object":

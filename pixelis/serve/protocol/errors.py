@@ -1,5 +1,4 @@
-"""The error body of every route, in OpenAI's format, and body validation that reports its first error in that
-format."""
+"""The error body of every route, in OpenAI's format, and the validation of bodies."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class ErrorResponse(BaseModel):
 
 
 class ApiError(Exception):
-    """A request that cannot be answered: the HTTP status and the fields of an OpenAI error. Never carries
-    internals."""
+    """A failed request: HTTP status and the fields of an OpenAI error. Never carries internals."""
 
     def __init__(
         self,
@@ -56,8 +54,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
     def headers(self) -> dict[str, str]:
-        """``Retry-After`` in whole seconds if the caller may try again, ``WWW-Authenticate`` if the key is
-        missing."""
+        """``Retry-After`` in whole seconds, and ``WWW-Authenticate`` if the key is missing."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after_s + 0.499)))
@@ -77,8 +74,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, body: Any) -> Any:
-        """The body with at most one unknown field: pydantic makes an error of each, and a body has room for a
-        million."""
+        """Keep one unknown field: pydantic makes an error of each, and a body has room for a million."""
         if not isinstance(body, dict):
             return body
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -97,8 +93,7 @@ PlainText = Annotated[str, AfterValidator(_plain_text)]
 
 
 def text_or(other: Any) -> Any:
-    """The type of a string or an ``other`` JSON value. Errors are those of the one that the value looks
-    like."""
+    """The type of a string or an ``other`` JSON value; errors are of the one that the value looks like."""
     kinds = Annotated[str, Tag("a string")] | Annotated[other, Tag("no string")]
     return Annotated[kinds, Discriminator(lambda value: "a string" if isinstance(value, str) else "no string")]
 

@@ -31,8 +31,7 @@ class PromoteRequest(StrictModel):
 
 
 class RollbackRequest(StrictModel):
-    """Body of ``POST /v1/evolution/rollback``. Without ``version`` the previous promoted version is
-    restored."""
+    """Body of ``POST /v1/evolution/rollback``; the default is the previous promoted version."""
 
     version: int | None = Field(None, ge=0, lt=MAX_VERSION)
 

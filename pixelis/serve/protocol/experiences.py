@@ -23,8 +23,7 @@ MAX_FOUND = 50
 
 
 class FeedbackRequest(StrictModel):
-    """Body of ``POST /v1/feedback``: whether a stored answer is correct, the correct answer, a comment; at
-    least one of them."""
+    """Body of ``POST /v1/feedback``: at least one of ``correct``, ``answer`` and ``comment``."""
 
     experience_id: str = Field(pattern=ID)
     correct: bool | None = None
@@ -55,8 +54,7 @@ class ExperienceReply(BaseModel):
 
 
 class ExperienceSearch(StrictModel):
-    """Body of ``POST /v1/experiences/search``: a ``text``, an ``image`` (data URL), or both; at least one of
-    them.
+    """Body of ``POST /v1/experiences/search``: a ``text``, an ``image`` (data URL), or both.
 
     With a ``text``, only experiences with its words in question or answer are found. ``user`` and ``key``
     restrict the search as in ``GET /v1/experiences``.
@@ -91,8 +89,7 @@ class FoundExperiences(BaseModel):
 
 
 class ExperienceList(BaseModel):
-    """Experiences without token ids and pictures, newest first. ``next_before`` is the query ``before`` of
-    the next page."""
+    """Experiences, newest first. ``next_before`` is the query ``before`` of the next page."""
 
     object: Literal["list"] = "list"
     data: list[Experience]

@@ -56,8 +56,7 @@ class FileReference(BaseModel):
     file_data: str | None = None
 
     def url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
-        """The file as a data URL, of ``files`` by id. Raises ApiError 400 without one, or for one of another
-        kind."""
+        """The file as a data URL, of ``files`` by id. Raises ApiError 400 if missing or of another kind."""
         if self.file_id is None and self.file_data is not None:
             files = {"": data_url(self.file_data, param)}
         elif self.file_id is None:
@@ -77,8 +76,7 @@ def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] 
 
 
 def data_url(data: str, param: str) -> str:
-    """The data URL of a file that a part holds; its first bytes tell its type. Raises ApiError 400 for other
-    data."""
+    """The data URL of a part's file, typed by its first bytes. Raises ApiError 400 for other data."""
     body = data.partition(",")[2] if data[:5].lower() == "data:" else data
     try:
         return f"data:{media_type(decode_base64(body))};base64,{body}"

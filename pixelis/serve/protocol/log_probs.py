@@ -1,5 +1,4 @@
-"""Log-probabilities of the tokens of an answer, and of those that were most likely in their places, in
-OpenAI's format."""
+"""Log-probabilities of the tokens of an answer and of their alternatives, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -23,23 +22,20 @@ class TokenLogProb(BaseModel):
 
 
 class AnswerToken(TokenLogProb):
-    """A token of an answer. ``top_logprobs`` are the most likely tokens in its place, the most likely first,
-    if requested."""
+    """A token of an answer, and if requested the most likely tokens in its place, best first."""
 
     top_logprobs: list[TokenLogProb] = Field(default_factory=list)
 
 
 class LogProbs(BaseModel):
-    """The tokens of an answer, as the policy wrote it: the first and last may hold a part of the markup
-    around it."""
+    """The tokens of an answer as the policy wrote it; the first and last may include markup."""
 
     content: list[AnswerToken]
     refusal: None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, content: str, pieces: Sequence[bytes], top: Sequence[bytes]) -> LogProbs | None:
-        """The tokens of the last policy turn that spell ``content``, or the answer of which it is the
-        beginning.
+        """The tokens of the last policy turn that spell ``content``, or the answer that begins with it.
 
         ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order. None if the
         turn does not spell it.

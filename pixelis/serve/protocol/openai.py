@@ -140,8 +140,7 @@ class StreamOptions(LenientModel):
 
 
 class ChatRequest(QuestionRequest):
-    """Body of ``POST /v1/chat/completions``: a question with text and pictures, after optional system
-    messages and exchanges.
+    """Body of ``POST /v1/chat/completions``: a question, after optional system messages and exchanges.
 
     ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Fields that
     would change the reply but are not supported (``tools``, ``top_k``, ...) are errors, and so are unknown
@@ -206,8 +205,7 @@ class ChatRequest(QuestionRequest):
 
 
 class Usage(BaseModel):
-    """Tokens of a request: the prompt once (all samples share it), and the tokens that all samples
-    generated."""
+    """Tokens of a request: the prompt once, because samples share it, and those of all samples."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -279,8 +277,7 @@ class ChatCompletion(BaseModel):
 
     @classmethod
     def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
-        """The completion of an answer, after ``seconds``, with ``n`` choices that end before the first of
-        ``stops``."""
+        """The completion of an answer after ``seconds``, with ``n`` choices cut at the first of ``stops``."""
         winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
         return cls(
             model=model,
@@ -300,8 +297,7 @@ class ChatCompletion(BaseModel):
 
 
 def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
-    """The elected answer and those of ``n`` - 1 other samples, each with its sample; greedy samples are all
-    the same."""
+    """The elected answer and those of ``n`` - 1 other samples, each with its sample."""
     others = [(t.answer, t) for t in answer.accepted if t is not answer.winner]
     chosen = [(answer.verdict.answer, answer.winner), *others][:n]
     return chosen + [chosen[0]] * (n - len(chosen))

@@ -1,5 +1,4 @@
-"""Shared by the question routes: checks of questions and pictures, the agent's query, cache keys, the reply
-format."""
+"""Shared by the question routes: checks of questions, the agent's query, cache keys, reply formats."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ Placed = tuple[str, str]
 
 @dataclass(slots=True)
 class Conversation:
-    """A question as sent: its text, the URLs of all pictures and clips of the conversation, and the exchanges
-    before it.
+    """A question as sent: its text, the URLs of all media of the conversation, and earlier exchanges.
 
     The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with
     the question. ``places`` gives the place of each in the request. The first ``stored`` exchanges come from
@@ -236,8 +234,7 @@ def _hashes(sources: Sequence[str | bytes]) -> list[str]:
 
 
 def check_question(text: str, max_chars: int, param: str = "question") -> str:
-    """Return ``text``. Raises ApiError 400 if it is empty, too long, not plain text, or spells a control
-    token of the model."""
+    """Return ``text``. Raises ApiError 400 if it is empty, too long, or has control characters or tokens."""
     if not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANK for c in text):
         raise ApiError(400, "the question is empty: it has no visible character", "empty_question", param)
     if len(text) > max_chars:
@@ -255,8 +252,7 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
 
 
 def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
-    """Raises ApiError 400 unless ``url``, which stands at ``param``, is a base64 data URL of a raster image
-    or of a clip.
+    """Raises ApiError 400 unless ``url``, at ``param``, is a base64 data URL of a picture or clip.
 
     Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
     """

@@ -1,5 +1,4 @@
-"""Streams in OpenAI's formats: thoughts while they are generated, and the output items of a response with
-their events."""
+"""Streams in OpenAI's formats: thoughts as they are generated, and output items with their events."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class ResponseEvents:
         return [*events, self.event("response.reasoning_text.delta", **place, delta=text)]
 
     def turn(self, turn: Turn, attempt: int = 0, rest: str | None = None) -> list[str]:
-        """A turn after the prompt. ``rest``: what of its thought has not been given to ``thinking``, None for
-        all of it.
+        """A turn after the prompt. ``rest``: the part of its thought not given to ``thinking``, None: all.
 
         A higher ``attempt`` starts over and leaves unfinished items incomplete.
         """
@@ -147,8 +145,7 @@ class ResponseEvents:
 
 
 class ThoughtStream:
-    """Follows the first sample of a stream and returns what each piece of text adds to the thought of its
-    turn."""
+    """Follows the first sample of a stream; tells what each piece of text adds to its thought."""
 
     def __init__(self, dialect: str):
         self.dialect = DIALECTS[dialect]

@@ -1,5 +1,4 @@
-"""OpenAI's responses: the body of ``POST /v1/responses``, and its reply with the reasoning and operations
-behind the answer."""
+"""OpenAI's responses: the body of ``POST /v1/responses``, and its reply."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ MAX_ITEMS = 16 * MAX_EXCHANGES
 """Longest list of input items, those of earlier outputs included."""
 LOG_PROBS = "message.output_text.logprobs"
 INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
-"""Values of ``include``. The last two have no effect: nothing is encrypted, and the input is the caller's
-own."""
+"""Values of ``include``. The last two have no effect: nothing is encrypted, the caller has its input."""
 PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video", "input_file")
 CONTENTS: dict[str, tuple[str, Literal["image", "video"] | None]] = {
     "input_image": ("image_url", "image"),
@@ -82,8 +80,7 @@ class InputPart(LenientModel):
 
 
 class InputItem(LenientModel):
-    """A message, or an item of an earlier output, of which only the answer, a message too, is context of the
-    question."""
+    """A message, or an item of an earlier output, of which only the answer is context."""
 
     type: Literal["message", "reasoning", "mcp_call"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -99,8 +96,7 @@ class InputItem(LenientModel):
         return {"type": kind} if kind in EARLIER_OUTPUT else item
 
     def message(self, param: str, files: Mapping[str, str]) -> ReadMessage:
-        """The message's text, pictures and clips. Raises ApiError 400 for one without a role or a part
-        without content."""
+        """The message's content. Raises ApiError 400 without a role or for a part without content."""
         if self.role is None:
             raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
         parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
@@ -160,8 +156,7 @@ Metadata = Annotated[
 
 
 class ResponsesRequest(QuestionRequest):
-    """Body of ``POST /v1/responses``: a question as text or as messages, ``previous_response_id`` for a
-    stored one before it.
+    """Body of ``POST /v1/responses``: a question as text or messages, perhaps after a stored response.
 
     ``instructions`` precede the question. ``store`` false stores no experience. Fields that would change the
     reply but are not supported (``tools``, ``background``, ...) are errors, and so are unknown ones.
@@ -285,8 +280,7 @@ def response_id(experience_id: str) -> str:
 
 
 def stored_response(experience: Experience) -> ResponseObject | None:
-    """The response that an experience stores, as it was redacted; None if ``/v1/responses`` did not answer
-    it."""
+    """The redacted response of an experience; None if ``/v1/responses`` did not answer it."""
     if experience.response is None:
         return None
     parameters, trajectory, verdict = dict(experience.response), experience.trajectory, experience.verdict

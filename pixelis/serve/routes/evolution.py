@@ -37,8 +37,7 @@ WRITES = [Depends(Scoped("steer")), Depends(require_writable), Depends(require_j
 
 @router.get("/v1/evolution", dependencies=READS)
 async def evolution_status(state: State) -> EvolutionStatus:
-    """What the service learns and serves, its history, alerts and counters. Parts whose actor does not answer
-    are empty."""
+    """What the service learns and serves, its history, alerts and counters. Late parts are empty."""
     read = state.read_evolution
     (stats, status), (versions, canary), (audit, alerts), memory = await asyncio.gather(
         asyncio.gather(read("stats", _NO_VALUES), read("status", _NO_VALUES)),

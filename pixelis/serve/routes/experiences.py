@@ -81,8 +81,7 @@ async def list_experiences(
     user: PlainText | None = None,
     key: KeyName = None,
 ) -> ExperienceList:
-    """List experiences, newest first, of one user or of all. `key` and all experiences need the scope
-    `read`."""
+    """List experiences, newest first. `key` and all users' experiences need the scope `read`."""
     experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), _readable(caller, key, user)))
     next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
     return ExperienceList(data=[_shown(e, caller) for e in experiences], next_before=next_before)
@@ -96,8 +95,7 @@ async def search_experiences(
     body: Annotated[ExperienceSearch, Depends(QuestionBody(ExperienceSearch))],
     admitted: Admitted,
 ) -> FoundExperiences:
-    """Find the experiences most similar to a text, a picture or both, of those that `GET /v1/experiences`
-    lists."""
+    """Find the experiences most similar to a text, a picture or both, among those that you may list."""
     _memory(state)
     owner = _readable(caller, body.key, body.user)
     query = search_query(state.config, body.text, body.image)
@@ -123,8 +121,7 @@ async def get_experience(state: State, caller: Sender, id: EntityId) -> Experien
 
 @router.delete("/v1/experiences/{id}", dependencies=[Depends(require_writable)])
 async def delete_experience(state: State, caller: Sender, id: EntityId) -> DeletionReply:
-    """Delete an experience from the memory, its updates that wait, and its cached replies; of another key
-    with `steer`."""
+    """Delete an experience, its waiting updates and cached replies; of another key with `steer`."""
     await state.agent.drain(ACTOR_TIMEOUT_S)  # it may be on its way into the memory
     if "steer" not in caller.scopes and not caller.owns((await _visible(state, caller, id)).user):
         raise ApiError(403, f"{caller.label} lacks the scope steer", "missing_scope")
@@ -137,8 +134,7 @@ async def delete_experience(state: State, caller: Sender, id: EntityId) -> Delet
 async def delete_user(
     state: State, caller: Sender, user: Annotated[PlainText, Query(min_length=1)], key: KeyName = None
 ) -> DeletionReply:
-    """Delete everything stored from a user's requests; `key`, for a user of another key, needs the scope
-    `steer`."""
+    """Delete everything stored from a user's requests; `key`, for another key, needs `steer`."""
     # Waiting updates are dropped before their experience: if a call fails in between, the same request still finds them.
     name = _space(caller, key, "steer").owner(user) or ""
     memory, timeout_s, ids = _memory(state), _delete_timeout_s(state), list[str]()
@@ -156,8 +152,7 @@ async def delete_user(
 
 
 async def remove_experience(state: GatewayState, caller: Caller, id: str) -> bool:
-    """Delete an experience, its waiting updates and cached replies, whoever owns it; False if none is
-    stored."""
+    """Delete an experience of any owner, its waiting updates and cached replies; False if unknown."""
     await _forget(state, [id])
     if not await state.with_timeout(_memory(state).delete([id]), _delete_timeout_s(state)):
         return False

@@ -1,5 +1,4 @@
-"""``/v1/files``: pictures and clips that are uploaded once and asked about often. Other keys' files do not
-exist for a key."""
+"""``/v1/files``: pictures and clips that are uploaded once and asked about often."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ router = APIRouter(tags=["files"], dependencies=[Depends(Scoped("ask"))])
 
 @router.post("/v1/files", dependencies=UPLOAD_CHECKS)
 async def create_file(state: State, caller: Sender, form: Annotated[dict[str, FormField], Depends(read_upload)]) -> FileObject:
-    """Store a picture or clip, which is on disk when the reply arrives. Questions name it by its `id` until
-    it expires."""
+    """Store a picture or clip. Questions name it by its `id` until it expires."""
     unknown = set(form).difference(("file", "purpose", "expires_after[anchor]", "expires_after[seconds]"))
     if unknown:
         name = min(unknown)[:100]
@@ -45,7 +43,9 @@ async def create_file(state: State, caller: Sender, form: Annotated[dict[str, Fo
     purpose = form["purpose"].text() if "purpose" in form else ""
     if purpose not in ("vision", "user_data"):
         raise ApiError(400, "`purpose` must be `vision` or `user_data`", "invalid_value", "purpose")
-    ttl_s, name = _ttl_s(form), _filename(upload.filename)
+    ttl_s = _ttl_s(form)
+    name = PurePosixPath(upload.filename.replace("\\", "/")).name
+    name = "".join(c for c in name if c.isprintable())[:MAX_FILENAME_CHARS] or "file"
     await asyncio.to_thread(_check_media, state, upload.content)
     try:
         file = await asyncio.to_thread(state.files.add, caller.name, upload.content, name, cast(Purpose, purpose), ttl_s)
@@ -114,9 +114,3 @@ def _ttl_s(form: dict[str, FormField]) -> float | None:
     if int(text) < MIN_TTL_S:
         raise ApiError(400, f"`expires_after` is at least {MIN_TTL_S} seconds", "invalid_value", "expires_after")
     return float(text)
-
-
-def _filename(name: str) -> str:
-    """The name without folders and unprintable characters."""
-    name = "".join(c for c in PurePosixPath(name.replace("\\", "/")).name if c.isprintable())
-    return name[:MAX_FILENAME_CHARS] or "file"

@@ -1,5 +1,4 @@
-"""The web page at ``/`` and the API's documentation at ``/docs``. Their files are read once and need no
-key."""
+"""The web page at ``/`` and the API's documentation at ``/docs``, which need no key."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ HEADERS = {
 
 
 def add_page(app: FastAPI, config: Config, needs_key: bool) -> None:
-    """Add ``/``, ``/docs``, ``/page/NAME`` and ``/page/settings.json`` (what the page must know of this
-    service) to ``app``.
+    """Add ``/``, ``/docs``, ``/page/NAME`` and ``/page/settings.json`` to ``app``.
 
     ``needs_key``: requests must carry an API key. Other names under ``/page/`` get the router's 404.
     """

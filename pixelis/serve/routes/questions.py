@@ -1,5 +1,4 @@
-"""``POST /v1/chat/completions``, OpenAI's chat completions, and ``POST /v1/agent``, an answer with its
-verdict and trajectory."""
+"""``POST /v1/chat/completions`` and ``POST /v1/agent``."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ async def chat_completions(
     body: Annotated[ChatRequest, Depends(QuestionBody(ChatRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question about pictures by the vote of several samples. With `stream`, send chunks as
-    server-sent events."""
+    """Answer a question by the vote of several samples. `stream` sends chunks as server-sent events."""
     return await respond(state, await signed(state, ChatFormat, body, timing.started, caller), timing.deadline)
 
 
@@ -52,6 +50,5 @@ async def agent(
     body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent
-    event."""
+    """Answer a question and show the complete trajectory. `stream` sends every turn as an event."""
     return await respond(state, await signed(state, AgentFormat, body, timing.started, caller), timing.deadline)

@@ -41,8 +41,7 @@ async def create_response(
     body: Annotated[ResponsesRequest, Depends(QuestionBody(ResponsesRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question by the vote of several samples. With `stream`, send the reasoning, the operations and
-    the answer."""
+    """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer."""
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
     return await respond(state, await signed(state, ResponsesFormat, body, timing.started, caller), timing.deadline)
@@ -50,8 +49,7 @@ async def create_response(
 
 @router.get("/v1/responses/{id}")
 async def get_response(state: State, caller: Sender, id: EntityId, request: Request) -> ResponseObject:
-    """Read a stored response: as it was redacted, with the thoughts and operations of the winning sample,
-    without `logprobs`."""
+    """Read a stored response, redacted, with the winning sample's steps and without `logprobs`."""
     for name, value in request.query_params.multi_items():
         name = name.removesuffix("[]")
         if (name == "include" and value != LOG_PROBS) or (name == "stream" and value == "false"):

@@ -1,2 +1,1 @@
-"""HTML pages of runs and data sets: Python prepares plain values, the Jinja2 templates hold all markup and
-wording."""
+"""HTML pages of runs and data sets: Python prepares values, Jinja2 templates hold markup and wording."""

@@ -1,5 +1,4 @@
-"""The page of an ablation: arms, comparisons with the reference, and learning curves with bands over
-seeds."""
+"""The page of an ablation: arms, comparisons, and learning curves with bands over seeds."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ SHARES = ("accuracy", "pass", "rapr")
 
 
 def render_ablation(report: Mapping[str, Any], title: str, limits: str) -> str:
-    """The document as text. ``report``: the content of report.json; ``limits``: what the ablation cannot
-    see."""
+    """The document. ``report``: the content of report.json; ``limits``: what the ablation cannot see."""
     return render(
         "ablation.html",
         title=title,

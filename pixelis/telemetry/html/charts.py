@@ -1,5 +1,4 @@
-"""Geometry of line charts; the template ``charts.html`` draws them as inline SVG in the colours of the page's
-style."""
+"""Geometry of line charts, which the template ``charts.html`` draws as inline SVG."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ TINY = 1e-290
 
 @dataclass(frozen=True)
 class Line:
-    """A named line: its points in drawing units, its first and last values as text, and the outline of its
-    band."""
+    """A named line: points in drawing units, first and last value as text, and outline of its band."""
 
     name: str
     points: list[tuple[float, float]]

@@ -1,5 +1,4 @@
-"""Values of an observation as plain text: objects, read lines, tracks and properties. Accepts data of any
-shape."""
+"""Values of an observation as plain text: objects, read lines, tracks and properties."""
 
 from __future__ import annotations
 

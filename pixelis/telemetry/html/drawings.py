@@ -50,8 +50,7 @@ class Drawing:
         return "What was found in this region" if self.region != geometry.WHOLE else "What was found"
 
     def paint(self, pictures: Mapping[str, np.ndarray], images: Sequence[ImageView]) -> np.ndarray | None:
-        """The pixels with the data drawn on them, uint8 [height, width, 3]; None if the picture was not
-        kept."""
+        """The pixels with the data drawn on them, uint8 [height, width, 3]; None without the picture."""
         picture = full_picture(pictures, images, self.root, self.frame)
         if picture is None:
             return None
@@ -75,8 +74,7 @@ def frame_key(clip: str, frame: int) -> str:
 
 
 def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
-    """The drawings for the observation of turn number ``turn``; none for a zoom, which is marked on the
-    picture itself."""
+    """The drawings for the observation of a turn; none for a zoom, which is marked on the picture."""
     observation = trajectory.turns[turn].observation
     if observation is None or observation.status != "ok":
         return []
@@ -120,8 +118,7 @@ def _track_drawings(
 
 
 def required_frames(trajectory: Trajectory) -> dict[str, list[int]]:
-    """Clip -> numbers of the frames that the page of an episode shows: those that the policy saw and those
-    drawn on."""
+    """Clip -> numbers of the frames that an episode's page shows: seen by the policy, or drawn on."""
     required: dict[str, set[int]] = {}
     for view in trajectory.images:
         if view.parent is not None and view.frame is not None:
@@ -136,8 +133,7 @@ def required_frames(trajectory: Trajectory) -> dict[str, list[int]]:
 def full_picture(
     pictures: Mapping[str, np.ndarray], images: Sequence[ImageView], root: str, frame: int | None
 ) -> np.ndarray | None:
-    """A whole picture or frame: at full resolution, else as a view of it shows it. None if neither was
-    kept."""
+    """A whole picture or frame, at full resolution or as a view shows it; None if neither was kept."""
     if frame is None:
         return pictures.get(root)
     if (full := pictures.get(frame_key(root, frame))) is not None:

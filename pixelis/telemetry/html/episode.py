@@ -1,5 +1,4 @@
-"""One episode for a person: the picture with the boxes of zooms, each turn, what operations found, the
-rewards."""
+"""One episode for a person: pictures with the boxes of zooms, turns, findings, rewards."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Crop:
-    """A picture that an observation returned: its name, its mark and pixels if known, the size of its source
-    region."""
+    """A picture that an observation returned: name, mark and pixels if known, size of its source region."""
 
     name: str
     mark: Mark | None
@@ -53,8 +51,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class TurnPage:
-    """A turn and what belongs to it: its number among the policy's turns, or what the observation of a tool
-    shows."""
+    """A turn: its number among the policy's turns, or what the observation of a tool shows."""
 
     turn: Turn
     number: int = 0
@@ -83,8 +80,7 @@ class EpisodePage:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the answer is right: by the accuracy reward, else by comparing texts; None without accepted
-        answers."""
+        """Whether the answer is right, by the accuracy reward or its text; None without accepted answers."""
         if "accuracy" in self.trajectory.rewards:
             return self.trajectory.rewards["accuracy"] >= 1.0
         if not self.question.answers:

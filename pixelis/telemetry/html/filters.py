@@ -48,8 +48,7 @@ def as_json(value: Any) -> str:
 
 
 def fact(value: Any) -> str:
-    """A value in a table of facts: floats shortened, texts and whole numbers as they are, everything else as
-    JSON."""
+    """A value in a table of facts: floats shortened, texts and integers as they are, others as JSON."""
     if isinstance(value, float):
         return number(value)
     return str(value) if isinstance(value, (str, int)) else json.dumps(value)
@@ -93,8 +92,7 @@ def thousands(value: float) -> str:
 
 
 def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:
-    """A uint8 picture [height, width, 3], scaled down to ``longest``, as a data URL: PNG when small, else
-    JPEG.
+    """A uint8 picture [height, width, 3], reduced to ``longest``, as a data URL: PNG or JPEG by size.
 
     Raises BadInput for any other array.
     """

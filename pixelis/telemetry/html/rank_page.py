@@ -25,24 +25,22 @@ def render_ranks(file: RankFile) -> str:
     for name, rank in file.layer_ranks.items():
         index = LAYER_INDEX.search(f".{name}.")
         ranks[name.rsplit(".", 1)[-1]].append((float(index[1]) if index else 0.0, float(rank)))
+    spectra, energies = {}, {}
+    for kind, group in layers.items():
+        values = [layer["singular_values"] for layer in group]
+        spectra[kind] = _mean([[value / curve[0] for value in curve] for curve in values])
+        # Share of the energy that each rank retains.
+        retained = [accumulate(value * value for value in curve) for curve in values]
+        totals = [layer["frobenius_norm"] ** 2 for layer in group]
+        energies[kind] = _mean([[min(1.0, e / total) for e in curve] for curve, total in zip(retained, totals, strict=True)])
     return render(
         "ranks.html",
         title="LoRA ranks",
         file=file,
-        spectra={kind: _mean([_relative(layer) for layer in group]) for kind, group in layers.items()},
-        energies={kind: _mean([_energies(layer) for layer in group]) for kind, group in layers.items()},
+        spectra=spectra,
+        energies=energies,
         ranks=dict(ranks),
     )
-
-
-def _relative(layer: dict[str, Any]) -> list[float]:
-    return [value / layer["singular_values"][0] for value in layer["singular_values"]]
-
-
-def _energies(layer: dict[str, Any]) -> list[float]:
-    """Share of the energy that each rank retains."""
-    squares = (value * value for value in layer["singular_values"])
-    return [min(1.0, energy / layer["frobenius_norm"] ** 2) for energy in accumulate(squares)]
 
 
 def _mean(curves: list[list[float]]) -> list[tuple[float, float]]:

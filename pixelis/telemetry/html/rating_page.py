@@ -21,8 +21,7 @@ class RatingItem:
 
 
 def render_ratings(page: str, items: Sequence[RatingItem]) -> str:
-    """The document as text: one file that works without a network. ``page``: the id that the saved ratings
-    carry.
+    """The document: one file that works without a network. ``page``: the id in the saved ratings.
 
     It is the only page with a script, which the page's policy allows by its hash.
     """

@@ -7,12 +7,12 @@ Templates never use ``safe``.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pixelis.files import replacing
 from pixelis.telemetry.html import filters
 from pixelis.telemetry.html.charts import line_chart
 
@@ -24,18 +24,8 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-for _filter in (
-    filters.text,
-    filters.transcript,
-    filters.as_json,
-    filters.fact,
-    filters.number,
-    filters.percent,
-    filters.points,
-    filters.thousands,
-    filters.data_url,
-):
-    _environment.filters[_filter.__name__] = _filter
+for _name in ("text", "transcript", "as_json", "fact", "number", "percent", "points", "thousands", "data_url"):
+    _environment.filters[_name] = getattr(filters, _name)
 _environment.globals["line_chart"] = line_chart
 
 
@@ -51,8 +41,6 @@ def source(template: str) -> str:
 
 def write_page(path: Path, document: str) -> Path:
     """Replace the file ``path`` by a document; returns ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(document.encode("utf-8", "replace"))
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(document.encode("utf-8", "replace"))
     return path

@@ -1,5 +1,4 @@
-"""The report of a run: one HTML file with results, learning curves and single episodes, for readers new to
-the project."""
+"""The report of a run: one HTML file with results, learning curves and episodes."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def write_report(
     file: str = FILE,
     examples: Mapping[str, Sequence[Sequence[EpisodePage]]] | None = None,
 ) -> Path:
-    """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report`` for the
-    arguments."""
+    """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report``."""
     folder = Path(run_dir)
     return write_page(folder / file, render_report(summary, curves, episodes, title or folder.resolve().name, examples))
 
@@ -150,8 +148,7 @@ def _differences(paired: Any) -> list[tuple[str, float | None, tuple[float, floa
 
 
 def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
-    """Results before and after adapting to changed pictures, their differences, and everything else that is
-    known."""
+    """Results before and after adapting to changed pictures, their differences, and other facts."""
     arms = {name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]} for name in ("before", "after")}
     paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
     return {

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from pixelis.config import DialogueConfig, parse
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.formats import read_records, write_chat
+from pixelis.datasets.formats import read_records
+from pixelis.datasets.formats.writing import write_chat
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer

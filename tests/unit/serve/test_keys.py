@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import cast
 
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from pixelis.config import load
@@ -172,33 +174,46 @@ def test_a_refusal_for_want_of_room_costs_nothing_and_one_for_its_rate_is_counte
     assert 'pixelis_shed_total{replica="0"} 1.0' in counted
 
 
-STEERING = ["pause", "resume", "promote", "rollback"]
+ROUTES: list[tuple[str, str, list[keys.Scope]]] = [
+    ("POST", "/v1/agent", ["ask"]),
+    ("POST", "/v1/chat/completions", ["ask"]),
+    ("POST", "/v1/feedback", ["feedback"]),
+    *(("POST", f"/v1/evolution/{order}", ["steer"]) for order in ("pause", "resume", "promote", "rollback")),  # type: ignore[misc]
+    ("POST", "/v1/review/t", ["steer"]),
+    ("GET", "/v1/review/t", ["steer"]),
+    ("GET", "/v1/review", ["steer"]),
+    ("GET", "/v1/evolution", ["steer", "read"]),
+    ("GET", "/metrics", ["steer", "read"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "needed"),
-    [
-        ("POST", "/v1/agent", ["ask"]),
-        ("POST", "/v1/chat/completions", ["ask"]),
-        ("POST", "/v1/feedback", ["feedback"]),
-        *(("POST", f"/v1/evolution/{order}", ["steer"]) for order in STEERING),
-        ("POST", "/v1/review/t", ["steer"]),
-        ("GET", "/v1/review/t", ["steer"]),
-        ("GET", "/v1/review", ["steer"]),
-        ("GET", "/v1/evolution", ["steer", "read"]),
-        ("GET", "/metrics", ["steer", "read"]),
-    ],
-)
-def test_a_route_is_refused_without_its_scope(method: str, path: str, needed: list[keys.Scope], tmp_path: Path) -> None:
-    file = KeyFile(tmp_path / "keys.json")
-    lacking = client(tmp_path, file.create("lacking", [s for s in keys.SCOPES if s not in needed]))
-    reply = lacking.request(method, path, json={} if method == "POST" else None)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "missing_scope")
-    for scope in needed:
-        allowed = client(tmp_path, file.create(f"with-{scope}", [scope]))
-        reply = allowed.request(method, path, json={} if method == "POST" else None)
-        assert reply.status_code not in (401, 403)
-    assert client(tmp_path, "pxl_other").request(method, path).status_code == 401
+def test_a_route_is_refused_without_its_scope(tmp_path: Path) -> None:
+    file, gateway = KeyFile(tmp_path / "keys.json"), client(tmp_path)
+    by_scope = {scope: file.create(f"with-{scope}", [scope]) for scope in keys.SCOPES}
+    for method, path, needed in ROUTES:
+        for scope, key in [*by_scope.items(), (None, "pxl_other")]:
+            headers = {"Authorization": f"Bearer {key}"}
+            reply = gateway.request(method, path, json={} if method == "POST" else None, headers=headers)
+            if scope is None:
+                assert reply.status_code == 401, (method, path)
+            elif scope in needed:
+                assert reply.status_code not in (401, 403), (method, path, scope)
+            else:
+                assert (reply.status_code, reply.json()["error"]["code"]) == (403, "missing_scope"), (method, path, scope)
+
+
+def test_every_route_but_health_requires_the_key_and_no_form_of_another_page(tmp_path: Path) -> None:
+    gateway = client(tmp_path, environment=digest("secret"))
+    routes = [route for route in cast(FastAPI, gateway.app).routes if isinstance(route, APIRoute)]
+    assert len(routes) > 20
+    for route in routes:
+        for method in route.methods:
+            path, post = re.sub(r"\{.*?\}", "a", route.path), method == "POST"
+            reply = gateway.request(method, path, json={} if post else None)
+            assert (reply.status_code == 401) == (path != "/healthz"), (method, path)
+            if post:
+                headers = {"Authorization": "Bearer secret", "Content-Type": "text/plain"}
+                assert gateway.post(path, content=b"{}", headers=headers).status_code == 415, path
 
 
 def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:

@@ -187,6 +187,7 @@ def test_a_missing_source_is_an_error_before_the_run_starts(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_results_are_artifacts_of_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

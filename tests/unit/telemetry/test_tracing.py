@@ -12,6 +12,7 @@ import pytest
 
 from pixelis.config import load
 from pixelis.errors import BadConfig
+from pixelis.jobs import trace as job
 from pixelis.telemetry import tracing
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -96,18 +97,26 @@ def test_without_recording_the_caller_s_context_is_passed_on() -> None:
         assert tracing.traceparent() == ""
 
 
-def test_the_command_lists_traces_and_draws_one(folder: Path) -> None:
-    def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "pixelis.jobs.trace", *arguments], capture_output=True, text=True)
+def test_the_command_lists_traces_and_draws_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trace(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["trace", *arguments])
+        code = 0
+        try:
+            job.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
 
     id = CALLER.split("-")[1]
-    listed = trace(str(folder))
-    assert listed.returncode == 0
-    assert id in listed.stdout
-    assert "6 spans  POST /v1/agent" in listed.stdout
-    drawn = trace(str(folder), id[:6])
-    assert drawn.returncode == 0
-    lines = drawn.stdout.splitlines()
+    code, listed, _ = trace(str(folder))
+    assert code == 0
+    assert id in listed
+    assert "6 spans  POST /v1/agent" in listed
+    code, drawn, _ = trace(str(folder), id[:6])
+    assert code == 0
+    lines = drawn.splitlines()
     assert lines[0].startswith("POST /v1/agent")
     assert "later" in next(line for line in lines if "update" in line)
     assert "failed" in lines[-1]
@@ -115,9 +124,9 @@ def test_the_command_lists_traces_and_draws_one(folder: Path) -> None:
     assert "zoom_in" in page
     assert "30" in page
     for arguments, code in (((str(folder), "ffff"), 1), ((str(folder.parent / "none"),), 1), ((), 2), ((str(folder), "--x"), 2)):
-        refused = trace(*arguments)
-        assert refused.returncode == code
-        assert "fix:" in refused.stderr
+        refused, _, problem = trace(*arguments)
+        assert refused == code
+        assert "fix:" in problem
 
 
 def test_a_destination_is_file_or_a_url() -> None:

@@ -125,23 +125,6 @@ def test_a_damaged_file_is_named_with_the_row(tmp_path: Path, name: str, content
     assert all(word in caught.value.message for word in words)
 
 
-def test_a_json_file_ends_at_its_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "CHUNK", 64)
-    (tmp_path / "a.json").write_text('[{"a": 1}, {"a" 2}, ' + 100_000 * '{"a": 3}, ' + "{}]")
-    longest = 0
-    decode = json.JSONDecoder.raw_decode
-
-    def watched(decoder: json.JSONDecoder, text: str, place: int = 0) -> Any:
-        nonlocal longest
-        longest = max(longest, len(text))
-        return decode(decoder, text, place)
-
-    monkeypatch.setattr(json.JSONDecoder, "raw_decode", watched)
-    with pytest.raises(BadInput, match="row 2"):
-        read(tmp_path / "a.json")
-    assert longest < 1000
-
-
 def test_a_folder_is_its_files_by_name_whatever_lies_beside_them(tmp_path: Path) -> None:
     beside = (".hidden/x.jsonl", "_tmp.jsonl", "readme.md", "lineage.json", "b.jsonl.lineage.json")
     for name in ("b.jsonl", "a/z.parquet", "a/c.json", "a/my_lineage.json", *beside):

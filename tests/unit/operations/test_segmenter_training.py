@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import cv2
@@ -79,68 +78,6 @@ def test_a_wrong_box_holds_no_object_or_cuts_one():
             empty += 1
     assert empty > 10
     assert cuts > 10
-
-
-def test_the_score_of_a_wrong_box_is_trained_to_be_low():
-    import torch
-    from train_segmenter import Batch, loss_of
-
-    interior, disc = np.zeros((2, 32, 32), np.float32)
-    interior[8:24, 0:8] = 1
-    rows, columns = np.mgrid[:32, :32]
-    disc[np.hypot(columns - 12, rows - 16) < 10] = 1
-    target = torch.from_numpy(disc)[None, None]
-    logits = (20 * target - 10).repeat(1, 3, 1, 1)  # the network outlines the whole object although the box cuts it
-    batch = Batch(
-        torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 16, 16), target, torch.from_numpy(interior)[None, None], torch.zeros(1)
-    )
-    surest, iou, _ = loss_of(logits, torch.full((1, 3), 5.0), batch)
-    doubtful, _, _ = loss_of(logits, torch.full((1, 3), -1.0), batch)
-    assert iou.max() < 0.4
-    assert doubtful < surest
-    nothing = Batch(batch.picture, batch.prompts, torch.zeros_like(target), batch.within, torch.ones(1))
-    assert loss_of(-logits.abs(), torch.zeros(1, 3), nothing)[0] < loss_of(logits, torch.zeros(1, 3), nothing)[0]
-
-
-def test_polygons_of_instances_are_masks_and_crowds_are_left_out(tmp_path: Path):
-    Image.fromarray(np.full((100, 200, 3), 90, np.uint8)).save(tmp_path / "a.jpg")
-    square = [[20.0, 20.0, 60.0, 20.0, 60.0, 60.0, 20.0, 60.0], [100.0, 20.0, 140.0, 20.0, 140.0, 60.0, 100.0, 60.0]]
-    crowd = {"image_id": 7, "iscrowd": 1, "segmentation": {"counts": [], "size": [100, 200]}}
-    notes = {
-        "images": [{"id": 7, "file_name": "a.jpg", "width": 200, "height": 100}],
-        "annotations": [{"image_id": 7, "iscrowd": 0, "segmentation": square}, crowd],
-    }
-    (tmp_path / "notes.json").write_text(json.dumps(notes))
-    (view,) = data.coco_instances(tmp_path, tmp_path / "notes.json")
-    (mask,) = view.masks
-    assert mask.sum() == pytest.approx(2 * 40 * 40, rel=0.06)
-
-
-def test_separate_pieces_of_a_mask_are_objects_and_specks_are_not(tmp_path: Path):
-    mask = np.zeros((120, 160), np.uint8)
-    mask[20:80, 20:60] = mask[30:80, 90:130] = 255
-    mask[110:114, 10:14] = 255
-    for folder in ("images", "masks"):
-        (tmp_path / folder).mkdir()
-    Image.fromarray(np.full((120, 160, 3), 90, np.uint8)).save(tmp_path / "images" / "a.jpg")
-    Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
-    (view,) = data.masked_photographs(tmp_path / "images", tmp_path / "masks")
-    assert [np.count_nonzero(piece) for piece in view.masks] == [60 * 40, 50 * 40]
-
-
-def test_a_box_prompt_surrounds_its_object_and_a_point_lies_on_it():
-    rng = np.random.default_rng(0)
-    mask = cv2.resize(photograph().masks[0].astype(np.uint8), (96, 96)) > 0
-    x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
-    for _ in range(20):
-        point, box = data.sample_prompt(mask, False, rng)
-        assert box is None
-        assert point is not None
-        assert mask[int(point[1]), int(point[0])]
-        point, box = data.sample_prompt(mask, True, rng)
-        assert point is None
-        assert box is not None
-        assert np.abs(np.array(box) - (x, y, x + w, y + h)).max() < 0.25 * max(w, h)
 
 
 def test_the_packaged_network_is_loaded_for_further_training():

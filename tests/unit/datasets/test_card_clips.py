@@ -15,7 +15,6 @@ from pixelis.datasets import cards
 from pixelis.datasets.card_questions import question_row
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations, read_questions
-from pixelis.datasets.refinement.media_hashes import MediaHashes
 from pixelis.datasets.synthesis.executor import Executor, Session
 from pixelis.errors import BadInput
 from pixelis.operations.geometry import chain, to_root
@@ -109,12 +108,6 @@ def test_a_card_has_another_digit_in_every_second_and_nothing_else_changes():
     for card in cards.describe(uri).cards:
         outside[card.top : card.top + cards.CARD, card.left : card.left + cards.CARD] = False
     assert not changed[outside].any()
-
-
-def test_clips_of_cards_have_perceptual_hashes():
-    one, same, other = (Question.model_validate(question_row("train", 1, index, clips=1)).media[0] for index in (0, 0, 1))
-    hashes = MediaHashes(EXECUTOR.toolbox)
-    assert hashes.perceptual_hash(one) == hashes.perceptual_hash(same) != hashes.perceptual_hash(other)
 
 
 def test_without_the_option_the_questions_are_what_they_were():

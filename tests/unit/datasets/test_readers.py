@@ -26,7 +26,7 @@ from pixelis.datasets.annotation_geometry import box_xywh, box_xyxy, mask_rle, p
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.media import open_media
-from pixelis.datasets.questions import read_questions
+from pixelis.datasets.questions import read_questions, read_rows
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
 from pixelis.operations.video import Clip
@@ -59,7 +59,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def read(source: str) -> tuple[list[Question], list[BadRow]]:
-    rows = list(readers.read(source))
+    rows = list(read_rows(source))
     return [row for row in rows if isinstance(row, Question)], [row for row in rows if isinstance(row, BadRow)]
 
 
@@ -898,7 +898,7 @@ def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: fl
 
 
 def test_the_page_on_data_tells_every_set_and_option() -> None:
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/data.md").read_text(encoding="utf-8")
     for reader in readers.READERS.values():
         (row,) = [line for line in page.splitlines() if line.startswith("| `") and f"`{reader.name}`" in line.split("|")[1]]
         assert all(option in row for option, default in reader.options.items() if option != "split" or default == "train")

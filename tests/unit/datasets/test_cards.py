@@ -9,7 +9,7 @@ from pixelis.errors import BadInput
 from pixelis.operations.pixel_budget import fit
 from pixelis.records import Demonstration, Question
 
-SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate", "warm", "warm,noise"]
+SHIFTS = ["", "rotate,lowcontrast", "digits,invert", "warm,noise"]
 
 
 def test_a_name_always_gives_the_same_pixels():
@@ -36,8 +36,7 @@ def test_describe_says_what_the_picture_shows():
         assert np.abs(frame - np.asarray(cards.PALETTE[card.colour])).max() <= 21
 
 
-@pytest.mark.parametrize("split", cards.SPLITS)
-@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize(("split", "shift"), [*zip(cards.SPLITS, SHIFTS, strict=False), ("test", SHIFTS[3])])
 def test_cheap_views_equal_the_views_of_the_whole_picture(split, shift):
     world = Views(cards.world(split).backgrounds)
     for index in range(4):

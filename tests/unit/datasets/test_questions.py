@@ -32,11 +32,6 @@ def ids(source: str, count: int | None = None, **arguments: int | None) -> list[
     return [q.id for q in itertools.islice(read_questions(source, **arguments), count)]
 
 
-def test_a_file_is_read_in_its_order_without_a_seed(file: str) -> None:
-    assert ids(file, epochs=1) == [row["id"] for row in ROWS]
-    assert ids(file, epochs=1, limit=3) == ["q0", "q1", "q2"]
-
-
 def test_every_epoch_has_every_question_once_in_another_order(file: str) -> None:
     order = ids(file, epochs=3, seed=5)
     epochs = [order[i : i + 7] for i in (0, 7, 14)]
@@ -100,14 +95,6 @@ def test_a_bad_row_is_named_by_file_row_and_column(tmp_path: Path, row: object, 
         list(read_questions(source, epochs=1))
     for word in ("bad.jsonl", *words):
         assert word in caught.value.message
-
-
-def test_blank_lines_are_no_questions_and_keep_the_count_of_lines(tmp_path: Path) -> None:
-    source = write(tmp_path / "blank.jsonl", [ROWS[0], "", "  ", ROWS[1]])
-    assert ids(source, epochs=1) == ["q0", "q1"]
-    source = write(tmp_path / "blank2.jsonl", ["", ROWS[0], "", "{"])
-    with pytest.raises(BadInput, match="row 4"):
-        list(read_questions(source, epochs=1))
 
 
 def test_an_empty_file_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> None:
@@ -217,19 +204,3 @@ def test_a_file_of_demonstrations_is_shuffled_by_seed_and_repeated_to_the_count(
     assert sorted(names[:7]) == sorted(row["id"] for row in ROWS)
     assert sorted(names[7:14]) == sorted(names[:7])
     assert names != [row.id for row in read_demonstrations(source, 17, seed=3, direct_share=0.5)]
-
-
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        (ROWS[1], "turns"),
-        ({**ROWS[1], "turns": []}, "turns"),
-        ({**ROWS[1], "turns": [{"box": [0, 0, 1, 1]}]}, "turns"),
-        ({"turns": [{"answer": "1"}]}, "column id"),
-    ],
-)
-def test_a_bad_demonstration_is_named_by_row(tmp_path: Path, row: dict, word: str) -> None:
-    source = write(tmp_path / "bad.jsonl", [{**ROWS[0], "turns": [{"answer": "0"}]}, row])
-    with pytest.raises(BadInput, match="row 2") as caught:
-        read_demonstrations(source, 3, seed=0, direct_share=0.5)
-    assert word in caught.value.message

@@ -10,53 +10,24 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from chat_server import ChatServer
 from dialogue_models import nano_folder, renderer
 from PIL import Image
+from row_files import one, write
 
-from pixelis.config import DialogueConfig, RewardsConfig, parse
+from pixelis.config import DialogueConfig, parse
 from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.formats import detect, read_records, write_chat, write_question
+from pixelis.datasets.formats import detect, read_records
+from pixelis.datasets.formats.writing import write_chat, write_question
 from pixelis.datasets.readers.benchmarks import REASON_RFT
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Demonstration, Group, ImageView, Question, StopReason, Trajectory, Turn
-from pixelis.rewards.terms import score_group
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    for i in range(4):
-        Image.fromarray(np.full((40, 80, 3), 60 * i, np.uint8)).save(tmp_path / "images" / f"{i}.png")
-    return tmp_path
-
-
-def write(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
-    path = folder / name
-    if name.endswith("parquet"):
-        pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    elif name.endswith("json"):
-        path.write_text(json.dumps(rows), encoding="utf-8")
-    else:
-        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return str(path)
-
-
-def one(source: str) -> Question:
-    (record,) = list(read_records(source))
-    assert isinstance(record, Question), record
-    return record
-
+from pixelis.records import Demonstration, ImageView, Question, Trajectory
 
 # -- DeepEyes: the task follows the data source, the tools follow env_name -----------------------------------------------------
 
@@ -74,41 +45,12 @@ def deepeyes(source: str, truth: str = "7", **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("source", "text", "judge", "upstream", "task"),
-    [
-        # data_source, the last turn, what the judge says, DeepEyes' compute_score, task
-        ("thinklite_eureka", "<think>t</think>So \\boxed{7}", 0, 1.2, "math"),
-        ("thinklite_eureka", "<think>t</think><answer>\\boxed{7}</answer>", 0, 1.2, "math"),
-        ("thinklite_eureka", "<think>t</think><answer>7</answer>", 1, -0.4, "math"),  # right, but nothing is in a box
-        ("thinklite_eureka", "<think>t</think>So \\boxed{9}", 0, 0.0, "math"),
-        ("thinklite_eureka", "<think>t</think>So \\boxed{seven}", 1, 1.2, "math"),  # the judge is asked after the rules
-        ("xince", "<think>t</think>So \\boxed{7.0}", 0, 1.2, "math"),
-        ("xince", "<think>t</think>So \\boxed{seven}", 1, 1.2, "math"),
-        ("xince", "<think>t</think>Seven.", 1, -0.4, "math"),
-        ("vstar", "<think>t</think><answer>seven</answer>", 1, 0.8, "vstar"),
-        ("chart", "<think>t</think><answer>nine</answer>", 0, 0.0, "chart"),
-        ("geoguessr", "<think>t</think><answer>seven</answer>", 1, 0.8, "geoguessr"),
-        ("vstar", "<think>t<answer>seven</answer>", 1, 0.6, "vstar"),  # the thought is not closed: -0.2
-    ],
+    ("source", "task"), [("thinklite_eureka", "math"), ("xince", "math"), ("vstar", "vstar"), ("chart", "chart")]
 )
-def test_the_task_of_a_deepeyes_row_follows_its_data_source(
-    folder: Path, source: str, text: str, judge: int, upstream: float, task: str
-) -> None:
+def test_the_task_of_a_deepeyes_row_follows_its_data_source(folder: Path, source: str, task: str) -> None:
     question = one(write(folder, deepeyes(source)))
     assert (question.task, question.id) == (task, f"{source}-1")
-    answer = DIALECTS["deepeyes"].parse(text, OPERATIONS, Scale("pixels")).answer
-    stop = StopReason.ANSWER if answer is not None else StopReason.NO_ACTION
-    turns = [Turn(role="user", text="?"), Turn(role="assistant", text=text)]
-    episode = Trajectory(question_id=question.id, group_id="g", turns=turns, answer=answer, stop_reason=stop, dialect="deepeyes")
-    server = ChatServer(json.dumps({"score": judge, "why": "."}))
-    try:
-        config = {"preset": "deepeyes-repo", "judge": {"url": server.url, "model": "m", "api_key_env": ""}}
-        settings = RewardsConfig.model_validate(config)
-        (scored,) = score_group(Group(id="g", question=question, trajectories=[episode]), settings).trajectories
-    finally:
-        server.close()
-    assert scored.unscored is None
-    assert scored.reward == pytest.approx(upstream)
+    assert question.scorer == ("math_judge" if task == "math" else "judge")
 
 
 def test_the_data_source_of_a_math_row_is_written_back(folder: Path) -> None:
@@ -173,23 +115,6 @@ def test_another_env_name_is_that_of_an_environment_which_the_run_must_know(fold
 def test_dapo_reads_the_line_that_its_prompt_asks_for(text: str, upstream: str | None, ours: str | None, reason: str) -> None:
     reply = DIALECTS["dapo"].parse(text, {}, Scale("pixels"))
     assert (reply.answer, reply.action, reply.error) == (ours, None, None), reason
-
-
-def test_dapo_earns_plus_and_minus_one(folder: Path) -> None:
-    question = one(write(folder, {"problem": "3 + 4?", "answer": "7"}))
-    texts = ["So.\nAnswer: 7", "So.\nAnswer: 8", "So it is 7."]
-    episodes = []
-    for text in texts:
-        answer = DIALECTS["dapo"].parse(text, {}, Scale("pixels")).answer
-        turn = Turn(role="assistant", text=text, tokens=[1])
-        stop = StopReason.ANSWER if answer else StopReason.NO_ACTION
-        episodes.append(
-            Trajectory(question_id=question.id, group_id="g", turns=[turn], answer=answer, stop_reason=stop, dialect="dapo")
-        )
-    scored = score_group(Group(id="g", question=question, trajectories=episodes), RewardsConfig(preset="easyr1-dapo"))
-    assert [t.reward for t in scored.trajectories] == [1.0, -1.0, -1.0]
-    assert [DIALECTS["dapo"].well_formed(text) for text in (*texts, "Answer: 7\nSure.")] == [True, True, False, False]
-    assert "".join(DIALECTS["dapo"].render("7", Scale("pixels"), "So.")) == texts[0]
 
 
 def test_a_jinja_prompt_is_put_around_each_question(folder: Path, tmp_path: Path) -> None:
@@ -336,22 +261,33 @@ def test_a_chat_is_written_back_without_one_altered_field(folder: Path, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "learnt", "calls"),
+    ("name", "learnt", "calls", "boxes"),
     [
-        ("mini_o3, boxes of four decimals, a line break after the thought", [True] * 3, ["img0", "obs1", None]),
-        ("mini_o3, a refused call, a call that is no JSON", [False, False, True, True], [None, None, "img0", None]),
-        ("mini_o3, a box of 1.02", [False, True], ["img0", None]),
-        ("pixel_reasoner, a crop that is wrong on purpose", [False, True, True], ["img0", "img0", None]),
-        ("reason_rft, a caption", [True], [None]),
+        (
+            *("mini_o3, boxes of four decimals, a line break after the thought", [True] * 3, ["img0", "obs1", None]),
+            [[0.1234, 0.0501, 0.6789, 0.9], [0.25, 0.5, 0.75, 1.0]],
+        ),
+        (
+            *("mini_o3, a refused call, a call that is no JSON", [False, False, True, True], [None, None, "img0", None]),
+            [[0.25, 0.5, 0.75, 1.0]],
+        ),
+        ("mini_o3, a box of 1.02", [False, True], ["img0", None], [[0.5, 0.5, 1.0, 1.0]]),
+        (
+            *("pixel_reasoner, a crop that is wrong on purpose", [False, True, True], ["img0", "img0", None]),
+            [[0.0, 0.0, 0.3, 0.3], [0.5, 0.25, 0.9, 0.75]],
+        ),
+        ("deepeyes, a label", [True, True], ["img0", None], [[0.0, 0.0, 0.5, 1.0]]),
+        ("reason_rft, a caption", [True], [None], []),
     ],
 )
 def test_what_is_learnt_of_a_chat_and_what_stays_context(
-    folder: Path, name: str, learnt: list[bool], calls: list[str | None]
+    folder: Path, name: str, learnt: list[bool], calls: list[str | None], boxes: list[list[float]]
 ) -> None:
     record = one(write(folder, CHATS[name]))
     assert isinstance(record, Demonstration)
     assert [step.learn for step in record.turns] == learnt
     assert [step.target for step in record.turns] == calls
+    assert [step.arguments["box"] for step in record.turns if step.op] == boxes
 
 
 DIALECT_OF = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import clips
 import numpy as np
 import pytest
 
@@ -177,20 +176,3 @@ def test_coins_are_whole(folder):
 def test_a_wrong_source_is_named(source, said):
     with pytest.raises(BadInput, match=said):
         next(packaged.read(source))
-
-
-def test_paste_gives_the_true_boxes():
-    ground = [np.full((60, 100, 3), 30, np.uint8)] * 10
-    photo = np.full((20, 40, 3), 220, np.uint8)
-    frames, boxes = clips.paste(ground, photo, lambda t: (t * 1.2, 0.5), lambda t: 20)
-    for frame, box in zip(frames, boxes, strict=True):
-        bright = frame[..., 0] > 120
-        if box is None:
-            assert np.count_nonzero(bright) < 0.3 * 20 * 40
-            continue
-        x, y, right, bottom = box
-        rows, columns = np.nonzero(bright)
-        assert abs(columns.min() - x) <= 1
-        assert abs(columns.max() + 1 - right) <= 1
-        assert abs(rows.min() - y) <= 2
-        assert abs(rows.max() + 1 - bottom) <= 2

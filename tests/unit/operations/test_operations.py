@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from pixelis import operations
 from pixelis.errors import BadConfig, OperationError
-from pixelis.operations import OPERATIONS, Scene, execute, geometry, select
+from pixelis.operations import OPERATIONS, Scene, execute, select
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Action, ImageView
 
@@ -113,14 +111,6 @@ def test_padding_adds_a_share_of_the_target_within_it():
     assert zoom_with(box=[0.1, 0.25, 0.3, 0.5], padding=0)[0].text == ""
 
 
-def test_small_crops_are_enlarged_to_what_the_model_needs():
-    observation, views = zoom([0.0, 0.0, 0.01, 0.01], budget=PixelBudget(112 * 112, 448 * 448), multiple=28)
-    height, width = views[0].shape[:2]
-    assert height % 28 == width % 28 == 0
-    assert 112 * 112 <= height * width <= 448 * 448
-    assert observation.data["zoom_level"] == pytest.approx((height * width / 80) ** 0.5, abs=1e-3)
-
-
 share = st.floats(0, 1, allow_nan=False)
 
 
@@ -152,22 +142,15 @@ def test_any_zoom_shows_just_the_pixels_it_says(x: float, y: float, factor: floa
         ),
         *(({"box": [0.1, 0.1, 0.5, 0.5], "padding": p}, "bad_arguments") for p in (-0.1, 0.6, float("nan"), "0.1")),
         ({"center": [1.5, 0.5], "factor": 2}, "out_of_range"),
-        ({"center": [0.5], "factor": 2}, "bad_point"),
         ({"center": [0.5, 0.5], "factor": 900}, "too_small"),
         ({"box": [0.1, 0.1, 0.104, 0.5]}, "bad_box"),
-        ({"box": [0.1, 0.1, 0.1001, 0.1001]}, "too_small"),
         ({"box": [0.9979, 0.9, 1.5, 1.0]}, "too_small"),
         ({"box": [0.5, 0.1, 0.4, 0.5]}, "bad_box"),
-        ({"box": [0.5, 0.1, 0.5, 0.5]}, "bad_box"),
         ({"box": [float("nan"), 0.1, 0.5, 0.5]}, "bad_box"),
-        ({"box": [0.1, 0.1, float("inf"), 0.5]}, "bad_box"),
         ({"box": [False, 0.1, True, 0.5]}, "bad_box"),
-        ({"box": [0.1, 0.1, 10**400, 0.5]}, "bad_box"),
         ({"box": [0.1, 0.1, 0.5]}, "bad_box"),
         ({"box": None}, "bad_arguments"),
         ({"box": [1.0, 0.1, 1.2, 0.5]}, "out_of_range"),
-        ({"box": [120, 340, 220, 440]}, "out_of_range"),
-        ({"box": [-0.5, 0.1, -0.2, 0.5]}, "out_of_range"),
         ({}, "bad_arguments"),
         ({"box": [0.1, 0.1, 0.5, 0.5], "pad": 2}, "bad_arguments"),
     ],
@@ -224,25 +207,8 @@ def test_our_error_wrapped_by_a_library_keeps_its_code():
     assert (observation.status, observation.code, views) == ("error", "timeout", [])
 
 
-def test_execute_and_its_results_can_be_sent_to_another_process():
-    def sent(thing):
-        return pickle.loads(pickle.dumps(thing))
-
-    action = Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.5, 0.5]})
-    function, action, scene = sent((execute, action, Scene({"img0": PICTURE}, [ROOT])))
-    observation, views = sent(function(action, scene))
-    assert observation.status == "ok"
-    assert views[0].dtype == np.uint8
-
-
 def test_select_names_the_operation_that_does_not_exist():
     assert select(["zoom_in"]) == [OPERATIONS["zoom_in"]]
     with pytest.raises(BadConfig, match="zoom_inn") as error:
         select(["zoom_inn"])
     assert "zoom_in?" in error.value.fix
-
-
-def test_pixel_edges_are_the_nearest():
-    assert geometry.to_pixels((0.29, 0.1, 0.999, 1.0), 100, 1000) == (29, 100, 100, 1000)
-    with pytest.raises(OperationError):
-        geometry.to_pixels((0.0, 0.0, 0.03, 1.0), 100, 1000)

@@ -192,13 +192,6 @@ def test_media_are_shown_where_the_text_marks_them(player: Player, picture: Path
         )
 
 
-def test_a_direct_answer_has_one_turn_and_one_view(player: Player, row: Callable[..., Demonstration]) -> None:
-    trajectory, views = player.play(row({"answer": "7"}))
-    assert said(player, trajectory) == ["<answer>7</answer><|im_end|>"]
-    assert len(views) == len(trajectory.images) == 1
-    assert views[0].shape == (64, 64, 3)
-
-
 @pytest.mark.parametrize(
     ("turn", "code"),
     [

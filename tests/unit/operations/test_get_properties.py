@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pixelis.operations import Scene, colours, execute, masks, shapes
+from pixelis.operations import Scene, colours, execute, masks
 from pixelis.operations.get_properties import GROUPS, GetProperties
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
@@ -149,24 +149,6 @@ def test_a_triangle_a_ring_and_an_l():
     assert v["shape.corners"] == 6
 
 
-def test_a_large_shape_measures_like_a_small_one():
-    rows, columns = np.mgrid[:3000, :3000] + 0.5
-    result = shapes.measure(np.hypot(rows - 1500, columns - 1500) <= 1480)
-    assert result["perimeter"] == close(2 * math.pi * 1480)
-    assert result["circularity"] == close(1)
-
-
-@pytest.mark.parametrize(
-    ("share", "category"), [(0.005, "tiny"), (0.02, "small"), (0.1, "medium"), (0.3, "large"), (0.7, "very_large")]
-)
-def test_sizes_have_categories_of_the_whole_picture(share: float, category: str):
-    mask = np.zeros((100, 200), bool)
-    mask.ravel()[: round(share * mask.size)] = True
-    v = values(mask, groups=["size"])
-    assert v["size.category"] == category
-    assert v["size.relative_size"] == pytest.approx(share)
-
-
 def test_positions():
     mask = np.zeros((200, 400), bool)
     mask[0:20, 380:400] = True
@@ -253,25 +235,6 @@ def test_colours_between_two_hues_name_both():
     assert observation.text.splitlines()[1].startswith("color: red, close to orange (100 %)")
 
 
-def test_names_of_the_colours_of_easy_vqa():
-    """Drawn pictures of a package, whose questions say which colour they show."""
-    import easy_vqa
-
-    base = __import__("pathlib").Path(easy_vqa.__file__).parent / "data" / "train"
-    questions = json.loads((base / "questions.json").read_text())
-    truth = {q[2]: q[1] for q in questions if q[0].startswith("what color")}
-    from PIL import Image
-
-    right, same = 0, {"teal": "cyan", "gray": "grey"}
-    numbers = sorted(truth)[:60]
-    for number in numbers:
-        picture = np.asarray(Image.open(base / "images" / f"{number}.png").convert("RGB"))
-        rim = np.median(np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]]), axis=0)
-        mask = np.abs(picture - rim).max(2) > 60
-        right += values(mask, picture, groups=["color"])["color.name"] == same.get(truth[number], truth[number])
-    assert right >= 0.9 * len(numbers)
-
-
 def test_mean_variance_and_histogram_are_exact():
     picture = skimage.data.coffee()
     mask = np.zeros(picture.shape[:2], bool)
@@ -346,15 +309,6 @@ def test_an_object_found_before():
     assert through.text != observation.text
 
 
-def test_a_track_is_measured_in_its_box():
-    picture = skimage.data.coffee()
-    track = {"id": "0badcafe", "kind": "track", "root": "img0", "frame": None, "box": [0.25, 0.25, 0.5, 0.5], "area": 0}
-    observation, _ = call(picture, {"0badcafe": track}, object="0badcafe")
-    same, _ = call(picture, box=[0.25, 0.25, 0.5, 0.5])
-    assert observation.data["properties"] == same.data["properties"]
-    assert observation.text.startswith("track 0badcafe")
-
-
 def test_a_rectangle_has_no_shape_unless_asked():
     picture = skimage.data.coffee()
     observation, _ = call(picture)
@@ -367,7 +321,6 @@ def test_a_rectangle_has_no_shape_unless_asked():
     assert list(only.data["properties"]) == ["color"]
 
 
-NAN = float("nan")
 MASK = {"size": [400, 600], "counts": [0, 240_000]}
 
 
@@ -375,30 +328,19 @@ MASK = {"size": [400, 600], "counts": [0, 240_000]}
     ("arguments", "code"),
     [
         ({"object": "deadbeef"}, "unknown_object"),
-        ({"object": 7}, "bad_arguments"),
         ({"object": "deadbeef", "box": [0.1, 0.1, 0.5, 0.5]}, "bad_arguments"),
-        ({"mask": MASK, "box": [0.1, 0.1, 0.5, 0.5]}, "bad_arguments"),
         ({"box": [0.5, 0.1, 0.1, 0.5]}, "bad_box"),
-        ({"box": [NAN, 0.1, 0.2, 0.5]}, "bad_box"),
         ({"box": [1.5, 0.1, 1.6, 0.5]}, "out_of_range"),
         ({"box": [0.1, 0.1, 0.101, 0.5]}, "too_small"),
         ({"groups": []}, "bad_arguments"),
         ({"groups": ["smell"]}, "bad_arguments"),
-        ({"groups": "color"}, "bad_arguments"),
         ({"mask": "x"}, "bad_arguments"),
-        ({"mask": {}}, "bad_arguments"),
         ({"mask": {**MASK, "size": [600, 400]}}, "bad_arguments"),
-        ({"mask": {**MASK, "size": [10**9, 10**9]}}, "bad_arguments"),
-        ({"mask": {**MASK, "counts": [0, 240_001]}}, "bad_arguments"),
-        ({"mask": {**MASK, "counts": "PPPP"}}, "bad_arguments"),
         ({"mask": {**MASK, "counts": [240_000]}}, "nothing_found"),
-        ({"color": True}, "bad_arguments"),
     ],
 )
 def test_refused_arguments(arguments: dict, code: str):
     observation, views = call(skimage.data.coffee(), **arguments)
-    if arguments.get("mask") == {**MASK, "size": [10**9, 10**9]}:
-        code = "limit"
     assert (observation.status, observation.code, views) == ("error", code, [])
     assert 0 < len(observation.text) < 120
 
@@ -411,22 +353,3 @@ def test_any_mask_of_any_plain_picture_is_measured(mask: np.ndarray, level: int)
         assert v["size.area_pixels"] == mask.sum()
         numbers = [n for n in v.values() if isinstance(n, float)]
         assert all(math.isfinite(n) for n in numbers)
-
-
-def test_small_and_thin_pictures():
-    assert call(np.zeros((1, 1, 3), np.uint8))[0].code == "too_small"
-    assert call(np.zeros((1, 1, 3), np.uint8), mask={"size": [1, 1], "counts": [0, 1]})[0].status == "ok"
-    for shape in ((4, 4), (4, 700), (700, 4)):
-        picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
-        assert call(picture, groups=list(GROUPS))[0].status == "ok"
-    thin = np.zeros((3000, 50), bool)
-    thin[:, 20] = True
-    assert values(thin)["shape.rotated_length"] == close(3000)
-
-
-def test_the_policy_does_not_read_of_masks():
-    from pixelis.dialogue.dialects import DIALECTS
-
-    parameters = DIALECTS["qwen"].schema(GetProperties, "thousand")["function"]["parameters"]
-    assert set(parameters["properties"]) == {"object", "bbox_2d", "groups", "target"}
-    assert parameters["properties"]["groups"]["items"]["enum"] == list(GROUPS)

@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 import skimage.data
 from clips import BIKES, BUNNY, CARPHONE, Moving, encode, footage, overlap, paste
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pycocotools import mask as coco
 
 from pixelis.config import ToolboxConfig
-from pixelis.errors import MissingDependency, OperationError
+from pixelis.errors import OperationError
 from pixelis.operations import Result, Scene, execute, shots
 from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.masks import decode
-from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.track_object import TrackObject, motion
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Action, ImageView
@@ -84,31 +81,16 @@ def test_a_known_motion_is_followed():
     assert mean_overlap(clip, track, truth) > 0.75
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "size", "photo", "move", "grow"),
     [
-        pytest.param(
-            BUNNY,
-            (1280, 720),
-            FACE,
-            lambda t: (0.2 + 0.6 * t, 0.5 + 0.25 * math.sin(2 * math.pi * t)),
-            lambda t: 140 * (1 + 0.6 * t),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            BUNNY,
-            (1280, 720),
-            CAT,
-            lambda t: (0.4 + 0.2 * t, 0.5),
-            lambda t: 330 * (0.7 + 0.6 * t),
-            marks=pytest.mark.long,
-        ),
         (BIKES, (640, 272), CAT, lambda t: (0.8 - 0.6 * t, 0.35 + 0.3 * t), lambda t: 90 * (1 - 0.4 * t)),
         (BIKES, (640, 272), FACE, lambda t: (0.1 + 0.8 * t, 0.5 + 0.3 * math.sin(9 * t)), lambda t: 28),
         (CARPHONE, (176, 144), CAT, lambda t: (0.5 + 0.25 * math.cos(6 * t), 0.5 + 0.2 * math.sin(6 * t)), lambda t: 45),
     ],
-    ids=["face on 720p", "large cat on 720p", "shrinking cat", "small face", "cat on qcif"],
+    ids=["shrinking cat", "small face", "cat on qcif"],
 )
 def test_known_motions_over_real_footage(path, size, photo, move, grow):
     frames, truth = paste(footage(path, 60 if size[0] > 1000 else 110, *size), photo(), move, grow)
@@ -171,6 +153,7 @@ def test_an_object_behind_a_wall_is_found_again():
     assert track["statistics"]["max_velocity"]["value"] < 30  # the gap is no jump: its distance is that of many frames
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_object_that_leaves_and_returns_is_found_again():
     course = lambda t: (0.6 + 0.7 * math.sin(math.pi * t), 0.5)  # noqa: E731
@@ -201,14 +184,6 @@ def test_backward_equals_forward_on_the_reversed_clip():
     assert (record["frame"], record["box"]) == (10, track["boxes"][0])
     onward = run(scene(clip, {record["id"]: record}), object=record["id"], end=4).data["tracks"][0]
     assert (onward["frames"], onward["status"]) == (list(range(4, 11)), "completed")
-
-
-def test_cuts_have_the_same_numbers_backward():
-    clip = open_clip(encode(panned("chelsea", 5) + panned("coffee", 8), options={"crf": "20"}), SETTINGS)
-    result = run(scene(clip), box=[0.3, 0.3, 0.65, 0.7], start=12, end=0)
-    track = result.data["tracks"][0]
-    assert (track["status"], track["frames"], track["cuts"]) == ("lost", list(range(5, 13)), [5])
-    assert "not seen before frame 5" in result.text
 
 
 @functools.cache
@@ -263,6 +238,7 @@ def test_a_cut_ends_the_track_though_the_box_looks_alike(before, after):
     assert "The scene changes with frame 5." in result.text
 
 
+@pytest.mark.slow
 def test_cuts_of_footage_are_marked_and_flashes_are_not():
     frames = [cv2.resize(frame, (240, 136)) for frame in footage(BIKES, 40, **BIKES_SIZE)]
 
@@ -299,13 +275,14 @@ def test_featureless_ground_is_nothing_to_track(photo):
     assert caught.value.code == "nothing_found"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "first", "last", "box"),
     [
-        pytest.param(CARPHONE, 0, 118, (59, 14, 115, 95), marks=pytest.mark.long),
+        (CARPHONE, 0, 118, (59, 14, 115, 95)),
         (CARPHONE, 0, 118, (82, 106, 140, 122)),
-        pytest.param(BUNNY, 60, 130, (380, 80, 640, 600), marks=pytest.mark.long),
+        (BUNNY, 60, 130, (380, 80, 640, 600)),
     ],
     ids=["face in a car", "bow tie", "bunny"],
 )
@@ -314,14 +291,6 @@ def test_real_tracks_are_not_cut(path, first, last, box):
     track = run(scene(clip), box=share(clip, box), start=first, end=last).data["tracks"][0]
     assert track["status"] == "completed"
     assert len(track["frames"]) == last - first + 1
-
-
-def test_equal_calls_give_equal_results():
-    clip, (_, truth) = arc()
-    once, repeated = (run(scene(clip), box=share(clip, truth[0]), end=8) for _ in range(2))
-    assert repeated.text == once.text
-    assert repeated.data == once.data
-    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(repeated.images, once.images, strict=True))
 
 
 def test_what_is_reported():
@@ -346,16 +315,6 @@ def test_what_is_reported():
     assert all(edge.mean() > 0.8 for edge in edges)
 
 
-def test_statistics_are_those_of_the_true_motion():
-    clip, (_, truth) = arc()
-    told = {name: item["value"] for name, item in tracked().data["tracks"][0]["statistics"].items()}
-    real = {name: item["value"] for name, item in motion(truth, clip.times.tolist()).items()}
-    assert told["displacement"] == pytest.approx(real["displacement"], rel=0.1)
-    assert told["path_length"] == pytest.approx(real["path_length"], rel=0.2)
-    assert told["direction"] == pytest.approx(real["direction"], abs=5)
-    assert not told["is_stationary"]
-
-
 def test_motion_of_a_known_path():
     boxes = [(3 * i, 4 * i, 3 * i + 20, 4 * i + 30) for i in range(11)]
     told = motion(boxes, [i / 10 for i in range(11)])
@@ -371,15 +330,6 @@ def test_motion_of_a_known_path():
         for a in np.linspace(0, 2 * math.pi, 60)
     ]
     assert motion(circle, list(range(60)))["is_stationary"]["value"] is False
-
-
-@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 1000)), min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
-def test_a_path_is_never_shorter_than_its_displacement(corners):
-    told = motion([(x, y, x + 10, y + 10) for x, y in corners], [0.04 * i for i in range(len(corners))])
-    assert told["displacement"]["value"] <= told["path_length"]["value"] + 1e-2
-    assert told["average_velocity"]["value"] <= told["max_velocity"]["value"] + 1e-2
-    assert all(not isinstance(item["value"], float) or math.isfinite(item["value"]) for item in told.values())
 
 
 @pytest.mark.slow
@@ -412,6 +362,7 @@ def test_too_many_masks_are_refused_before_tracking():
     assert "masks" not in json.dumps(TrackObject.Arguments.model_json_schema()["properties"])
 
 
+@pytest.mark.slow
 def test_going_on_from_a_track():
     clip, (_, truth) = arc()
     capped = ToolboxConfig(max_track_frames=15)
@@ -437,23 +388,14 @@ def test_from_an_object_a_frame_or_a_crop():
     assert crop["boxes"][0] == pytest.approx([x0, y0, x1, y1], abs=2e-6)
 
 
-def test_views_fit_the_budget_of_frames():
-    clip, (_, truth) = arc()
-    where = scene(clip, frame_budget=PixelBudget(16, 64 * 64), multiple=8)
-    result = run(where, box=share(clip, truth[0]), end=3)
-    assert all(view.pixels.shape[0] * view.pixels.shape[1] <= 64 * 64 for view in result.images)
-
-
 def test_out_of_range():
     clip, (_, truth) = arc()
     box = share(clip, truth[0])
     for arguments, words in (
         ({"start": 50}, "0..49"),
         ({"start": -1}, "0..49"),
-        ({"start": 10**30}, "0..49"),
         ({"end": 50}, "0..49"),
         ({"end": 0}, "differ from start 0"),
-        ({"end": -1}, "0..49"),
         ({"start": 49}, "set end to an earlier one"),
     ):
         with pytest.raises(OperationError, match=words) as caught:
@@ -470,15 +412,8 @@ def test_out_of_range():
         ({"boxes": []}, "bad_arguments"),
         ({"boxes": [[0.1, 0.1, 0.3, 0.3]] * 9}, "bad_arguments"),
         ({"boxes": [[0.1, 0.1, 0.3, 0.3], [0.3, 0.1, 0.1, 0.3]]}, "bad_box"),
-        ({"box": [0.1, 0.1, 0.3, 0.3], "start": True}, "bad_arguments"),
-        ({"box": [0.1, 0.1, 0.3, 0.3], "end": 2.5}, "bad_arguments"),
-        ({"box": [0.1, 0.1, 0.3, 0.3], "speed": 2}, "bad_arguments"),
-        ({"object": 7}, "bad_arguments"),
         ({"object": "ffffffff"}, "unknown_object"),
         ({"box": [0.3, 0.1, 0.1, 0.3]}, "bad_box"),
-        ({"box": [0.1, 0.1, 0.1, 0.3]}, "bad_box"),
-        ({"box": [0.1, 0.1, float("nan"), 0.3]}, "bad_box"),
-        ({"box": [True, 0, 1, 1]}, "bad_box"),
         ({"box": [0.1, 0.1, 0.101, 0.3]}, "too_small"),
         ({"box": [1.1, 0.1, 1.3, 0.3]}, "out_of_range"),
     ],
@@ -502,26 +437,3 @@ def test_a_still_picture_cannot_be_tracked():
     with pytest.raises(OperationError, match="img0") as caught:
         run(scene(clip, {"0123abcd": record}), object="0123abcd")
     assert caught.value.code == "bad_target"
-
-
-@pytest.mark.parametrize("box", [(0, 0, 1, 1), (0, 0, 0.03, 0.07), (0.96, 0.9, 1, 1), (0, 0.4, 1, 0.5)], ids=str)
-@pytest.mark.parametrize("look", ["grey", "noise"])
-def test_odd_boxes_give_a_track_or_a_named_error(box, look):
-    dice = np.random.default_rng(0)
-    frames = [
-        np.full((96, 160, 3), 128, np.uint8) if look == "grey" else dice.integers(0, 256, (96, 160, 3), np.uint8)
-        for _ in range(6)
-    ]
-    clip = open_clip(encode(frames, "matroska", "ffv1"), SETTINGS)
-    action = Action(op="track_object", target="vid0", arguments={"box": list(box)})
-    observation, _ = execute(action, scene(clip), {"track_object": TrackObject})
-    assert observation.status == "ok" or observation.code == "nothing_found"
-
-
-def test_without_the_tracker_the_error_names_the_fix(monkeypatch):
-    clip, (_, truth) = arc()
-    for name in ("TrackerCSRT_create", "TrackerCSRT"):
-        monkeypatch.delattr(cv2, name, raising=False)
-    with pytest.raises(MissingDependency) as caught:
-        run(scene(clip), box=share(clip, truth[0]))
-    assert "opencv-contrib-python-headless" in str(caught.value.fix)

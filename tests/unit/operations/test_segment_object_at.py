@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -18,7 +16,6 @@ from skimage.segmentation import watershed
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.operations import Scene, execute, grabcut, masks, mobilenet, sam
-from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
@@ -94,6 +91,7 @@ def test_coins_of_a_photo(prompt: str):
     assert measure(items, prompt) > 0.95
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("prompt", "least"), [("point", 0.75), ("box", 0.8)])
 def test_objects_of_photos(prompt: str, least: float):
@@ -137,6 +135,7 @@ def test_the_record_the_text_and_the_overlay_agree():
     assert not np.shares_memory(view, picture)
 
 
+@pytest.mark.slow
 def test_the_network_finds_objects_of_photos_by_point_and_by_box():
     """The default back-end; GrabCut alone is measured above."""
     for prompt, least in (("point", 0.6), ("box", 0.8)):
@@ -149,40 +148,6 @@ def test_the_network_finds_objects_of_photos_by_point_and_by_box():
             assert segment.method == "mobilenet"
             overlaps.append(iou(segment.mask.full(), mask))
         assert np.mean(overlaps) > least
-
-
-def test_the_mirrored_look_is_that_of_the_mirror_image():
-    picture = np.ascontiguousarray(skimage.data.coffee()[:, :400])
-    mirror = np.ascontiguousarray(picture[:, ::-1])
-    whole = (0, 0, 400, 400)
-    masks, scores = mobilenet.candidates(picture, whole, (150.0, 120.0), None, mirrored=True)
-    same, equal = mobilenet.candidates(mirror, whole, (250.0, 120.0), None)
-    np.testing.assert_allclose(masks, same[..., ::-1], atol=1e-4)
-    np.testing.assert_allclose(scores, equal, atol=1e-4)
-
-
-@pytest.mark.parametrize("inner", [(100, 50, 260, 210), (0, 0, 400, 400), (200, 200, 400, 400)])
-def test_masks_are_placed_in_smaller_and_larger_frames(inner):
-    """A disc in the whole picture, seen through a part of it, and back: where both show it, it is the same."""
-    whole = (0, 0, 400, 400)
-    rows, columns = np.mgrid[:128, :128] * 400 / 128 + 400 / 256
-    disc = (np.hypot(columns - 210, rows - 180) < 60).astype(np.float32)
-    back = mobilenet.placed(mobilenet.placed(disc, whole, inner), inner, whole) > 0.5
-    left, top, right, bottom = inner
-    seen = (columns > left) & (columns < right) & (rows > top) & (rows < bottom)
-    assert iou(back, (disc > 0) & seen) > 0.93
-    assert not back[~seen].any()
-
-
-def test_the_level_is_that_of_the_highest_expected_overlap():
-    sharp = np.zeros(100, np.float32)
-    sharp[:30] = 1.0
-    assert mobilenet.best_level(sharp)[1] == pytest.approx(1.0)
-    # 20 certain pixels and 10 of .42: with these the expected IoU is (20 + 4.2) / 30, without them 20 / (20 + 4.2)
-    doubtful = np.concatenate([np.ones(20), np.full(10, 0.42), np.zeros(70)]).astype(np.float32)
-    level, expected = mobilenet.best_level(doubtful)
-    assert level >= 0.45
-    assert expected == pytest.approx(20 / 24.2, abs=1e-5)
 
 
 def test_a_box_in_which_the_network_sees_nothing_has_a_low_score(monkeypatch):
@@ -199,20 +164,6 @@ def test_a_box_in_which_the_network_sees_nothing_has_a_low_score(monkeypatch):
     assert call(np.full((200, 300, 3), (30, 60, 90), np.uint8), box=box)[0].code == "nothing_found"
 
 
-def test_masks_that_agree_are_surer_than_masks_that_differ():
-    side = mobilenet.THUMB
-    rows, columns = np.mgrid[:side, :side]
-    discs = [(np.hypot(columns - x, rows - 32) < 12).astype(np.float32).ravel() for x in (20, 32, 44)]
-    shares, promised = np.full(3, 1 / 3), np.array([0.9, 0.5, 0.0])  # the third is a classical proposal
-    level, same = mobilenet.certainty(np.stack([discs[1]] * 3), shares, promised)
-    assert 0 < level < 1
-    np.testing.assert_allclose(same, (1.0, 0.7), atol=1e-4)
-    _, different = mobilenet.certainty(np.stack(discs), shares, promised)
-    assert different[0] < 0.7
-    assert different[1] == same[1]
-    assert min(mobilenet.CALIBRATION[1:]) > 0
-
-
 def test_a_low_score_is_called_unsure():
     """A point on a wall, where nothing is an object, and a coin."""
     wall = np.repeat(skimage.data.brick()[..., None], 3, 2)
@@ -224,16 +175,6 @@ def test_a_low_score_is_called_unsure():
     observation, _ = call(picture, point=[x / picture.shape[1], y / picture.shape[0]])
     assert observation.data["objects"][0]["score"] > 0.5
     assert "unsure" not in observation.text
-
-
-def test_equal_calls_give_equal_results_and_other_objects_other_ids():
-    picture = skimage.data.coffee()
-    first, views = call(picture, point=[0.6, 0.7])
-    repeated, same = call(picture, point=[0.6, 0.7])
-    other, _ = call(picture, point=[0.45, 0.3])
-    assert first == repeated
-    np.testing.assert_array_equal(views[0], same[0])
-    assert first.data["objects"][0]["id"] != other.data["objects"][0]["id"]
 
 
 def test_a_point_of_a_crop_gives_a_mask_of_the_whole_picture():
@@ -251,6 +192,7 @@ def test_a_point_of_a_crop_gives_a_mask_of_the_whole_picture():
     assert "of obs1" in observation.text
 
 
+@pytest.mark.long
 def test_a_large_photo_keeps_its_outline():
     """8 million pixels: never worked on as a whole, and yet the edge of the mask follows that of the object."""
     small, mask, (x, y) = photo_objects()["patch"]
@@ -270,16 +212,8 @@ NAN = float("nan")
         ({"point": [0.5, 0.5], "box": [0.1, 0.1, 0.5, 0.5]}, "bad_arguments"),
         ({"point": [0.5, 0.5], "label": "cat"}, "bad_arguments"),
         ({"point": [1.2, 0.5]}, "out_of_range"),
-        ({"point": [0.5, -0.01]}, "out_of_range"),
-        ({"point": [300, 200]}, "out_of_range"),
         ({"point": [NAN, 0.5]}, "bad_point"),
-        ({"point": [True, 0.5]}, "bad_point"),
-        ({"point": "0.5,0.5"}, "bad_point"),
-        ({"point": [0.5]}, "bad_point"),
-        ({"point": [10**400, 0.5]}, "bad_point"),
         ({"box": [0.5, 0.1, 0.1, 0.5]}, "bad_box"),
-        ({"box": [0.1, 0.1, NAN, 0.5]}, "bad_box"),
-        ({"box": [0.1, 0.1, 0.1, 0.5]}, "bad_box"),
         ({"box": [1.0, 0.1, 1.2, 0.5]}, "out_of_range"),
         ({"box": [0.1, 0.1, 0.1001, 0.1001]}, "too_small"),
     ],
@@ -311,14 +245,6 @@ def test_an_object_at_the_border():
         assert record["box"][:2] == [0.0, 0.0]
     whole, _ = call(picture, point=[1.0, 1.0])
     assert whole.status == "ok"
-
-
-def test_the_policy_reads_what_it_may_pass():
-    from pixelis.dialogue.dialects import DIALECTS
-
-    parameters = DIALECTS["qwen"].schema(SegmentObjectAt, "thousand")["function"]["parameters"]
-    assert set(parameters["properties"]) == {"point_2d", "bbox_2d", "target"}
-    assert parameters["required"] == []
 
 
 # --- SAM and SAM 2 -------------------------------------------------------------------------------------------------------------
@@ -443,8 +369,6 @@ def test_folders_that_hold_no_segmenter(checkpoints, tmp_path: Path):
     assert "bert" in broken(other).message
     (other / "config.json").write_text("{")
     assert "JSON" in broken(other).message
-    (other / "config.json").write_text("[1]")
-    broken(other)
     (other / "config.json").write_text((checkpoints["sam"] / "config.json").read_text())
     assert "cannot be loaded" in broken(other).message
     from safetensors.numpy import load_file, save_file
@@ -452,11 +376,6 @@ def test_folders_that_hold_no_segmenter(checkpoints, tmp_path: Path):
     weights = load_file(checkpoints["sam"] / "model.safetensors")
     save_file({k: v for k, v in weights.items() if "neck" not in k}, other / "model.safetensors", {"format": "pt"})
     assert "lacks" in broken(other).message
-
-
-def test_the_operations_import_without_torch():
-    code = "import sys; import pixelis.operations.segment_object_at, pixelis.operations.sam; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
@@ -487,14 +406,3 @@ def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
             assert properties.status == "ok", properties.text
             assert name in properties.text
     assert properties.data["properties"]["size"]["bbox_width"]["value"] > 4
-
-
-def test_a_box_around_what_has_the_colours_of_its_surroundings():
-    """A bottle among others on a shelf: nothing would be left of it without its middle being held to be the object."""
-    picture = load_image(Path(skimage.data.__file__).parent / "motorcycle_left.png", 10**9, 10**9)
-    height, width = picture.shape[:2]
-    observation, _ = call(picture, box=[402 / width, 52 / height, 420 / width, 92 / height])
-    assert observation.status == "ok"
-    x0, y0, x1, y1 = observation.data["objects"][0]["box"]
-    assert (x1 - x0) * width > 10
-    assert (y1 - y0) * height > 20
