@@ -27,7 +27,7 @@ def functions(file: str) -> dict[str, str]:
 
 def test_every_hop_exists_and_there_are_no_more_than_promised() -> None:
     step, request = hops("The loop"), hops("From a chat request to an updated policy")
-    assert 0 < len(step) - 1 <= 7
+    assert 0 < len(step) - 1 <= 6
     assert 0 < len(request) <= 12
     for file, function in (*step, *request):
         assert function in functions(file), (file, function)

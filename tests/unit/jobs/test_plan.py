@@ -101,7 +101,6 @@ def test_phases_begin_when_the_plan_says(check: int, samples: int, first: int, m
         first_steps=first,
         second_steps=first + more,
         window=window,
-        slope=1e-9,
         patience=1000,
     )
     spans = plan._triggered_spans(settings, rollouts)
