@@ -1,7 +1,6 @@
 """Demonstrations with one deliberate error, made from golden ones: in the answer, the place looked at, or the last inference.
 
-Each is verified: the question's own scorer rejects the answer, and every call was executed. Policies never imitate them: they are
-weighted as hard negatives, excluded from the loss, or paired with the golden demonstration. Source: Pixelis, arXiv 2603.25091.
+The question's own scorer rejects each answer, and every call was executed. Source: Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ def make_negative(
 ) -> Demonstration:
     """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) made from a golden one.
 
-    ``session`` is any session of the question; only its media are used. DataFailure ``no_place``, ``no_conclusion``,
-    ``no_alternative``, ``no_room`` when the demonstration does not permit the error, ``not_golden`` when it is itself wrong.
+    ``session`` is any session of the question. DataFailure ``no_place``, ``no_conclusion``, ``no_alternative``, ``no_room``
+    when the demonstration does not permit the error, ``not_golden`` when it is itself wrong.
     """
-    if kind not in MAKERS:
-        raise DataFailure(f"there are no negatives of kind {kind}", code="unknown_kind")
     require_right(golden, rewards)
     result = MAKERS[kind](golden, session, rng, rewards)
     if result.final is None or not is_wrong(golden, result.final, rewards):
@@ -110,7 +107,10 @@ def trap_perceptual(
             elif len(after) == len(before):
                 pairs = list(zip(before, after, strict=True))
                 derived = derive_answer(golden.question, option_text, pairs, lambda text: is_right(golden, text, rewards))
-            derived = _as_option(golden, derived)
+            if derived is not None and golden.scorer == "mc_letter":  # the letter of its option, if it is one
+                options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
+                text = canonical(derived[0])
+                derived = (chr(ord("A") + options.index(text)), derived[1]) if text in options else None
             if derived is None or not is_wrong(golden, derived[0], rewards):
                 causes.append("no_conclusion")
                 continue
@@ -118,7 +118,10 @@ def trap_perceptual(
             causes.append(failure.code)
             continue
         answer, fact = derived
-        turns = _without_stale_numbers(variant.steps, int(injected["turn"]), rng)
+        turns = list(variant.steps)
+        for index in range(int(injected["turn"]) + 1, len(turns)):  # a thought that quotes a number is about the other place
+            if any(character.isdigit() for character in turns[index].think or ""):
+                turns[index] = turns[index].model_copy(update={"think": mistakes().continuations.pick(rng)})
         turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer))
         injected |= {"answer": answer, "truth": golden.final, "by": fact}
         return altered_demonstration(golden, "trap_perceptual", turns, **injected)
@@ -131,14 +134,6 @@ def _option_text(golden: Demonstration) -> str:
     options = case_of(golden, None, golden.answers or []).options
     sign = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
     return options[ord(sign) - ord("A")] if sign and len(sign) == 1 and sign < chr(ord("A") + len(options)) else str(golden.final)
-
-
-def _as_option(golden: Demonstration, derived: tuple[str, str] | None) -> tuple[str, str] | None:
-    """A derived answer with its option's letter if the question is multiple choice; None when it is no option."""
-    options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
-    if derived is None or golden.scorer != "mc_letter":
-        return derived
-    return (chr(ord("A") + options.index(canonical(derived[0]))), derived[1]) if canonical(derived[0]) in options else None
 
 
 Variant = tuple[Session, dict[str, Any], int]
@@ -217,7 +212,10 @@ def _look_elsewhere(
             target = str(executed.target)
             root, frame, whole = root_of(original.images, target, box)
             same_picture = root == item.root and (frame == item.frame or frame is None)
-            if same_picture and (box_iou(whole, subject) >= MAX_IOU or _is_part(whole, subject)):
+            (width, height), (own_width, own_height) = _sides(whole), _sides(subject)
+            # A small place in the middle of the subject, such as a point on it, not a view of much more.
+            part = width <= 2 * own_width and height <= 2 * own_height and holds_middle(subject, whole)
+            if same_picture and (box_iou(whole, subject) >= MAX_IOU or part):
                 arguments = pointed_at(
                     arguments, from_root(session.images, renamed(target, names), same_place(whole, subject, to))
                 )
@@ -238,10 +236,8 @@ def _look_elsewhere(
     return session, injected, 0
 
 
-def _is_part(place: Box, subject: Box) -> bool:
-    """True for a small place in the middle of the subject (a point on it), False for a view of much more."""
-    small = (place[2] - place[0]) <= 2 * (subject[2] - subject[0]) and (place[3] - place[1]) <= 2 * (subject[3] - subject[1])
-    return small and holds_middle(subject, place)
+def _sides(box: Box) -> tuple[float, float]:
+    return box[2] - box[0], box[3] - box[1]
 
 
 def _cut_off(box: Box, rng: np.random.Generator) -> Box:
@@ -321,16 +317,6 @@ def _search_otherwise(original: Session, item: Evidence) -> Variant:
     changed = item.step.model_copy(update={"arguments": {"event": event}})
     session.replay([changed if step is item.step else step for step in original.calls])
     return session, {"turn": original.calls.index(item.step), "way": "event", "event": event}, 0
-
-
-def _without_stale_numbers(steps: Sequence[Step], changed: int, rng: np.random.Generator) -> list[Step]:
-    """The turns, with each thought after turn ``changed`` that quotes a number replaced by one without."""
-    return [
-        step.model_copy(update={"think": mistakes().continuations.pick(rng)})
-        if index > changed and any(character.isdigit() for character in step.think or "")
-        else step
-        for index, step in enumerate(steps)
-    ]
 
 
 MAKERS: dict[str, Callable[..., Demonstration]] = {

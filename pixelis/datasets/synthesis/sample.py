@@ -61,7 +61,7 @@ class Sample:
             self.text = capitalised(choose(self.phrases.questions, self.rng).format(**slots))
 
     def follow(self, task: str, form: str, make: Form) -> None:
-        """Make the question one that follows another about the same media: ``make`` builds that one, of a task's form.
+        """Make the question one that follows another about the same media, which ``make`` builds from a task's form.
 
         Its question and executed answer become the history, as a service receives them: without its calls and their views.
         """
@@ -217,8 +217,8 @@ class Sample:
     ) -> Demonstration:
         """The demonstration with this answer, after the form's conclusion for ``case``, which may use ``results``.
 
-        ``also`` are other accepted truths. ``truth`` is the annotated value if the answer is a measured one, close enough for the
-        scorer. With ``wrong`` answers the question becomes multiple choice, and the answer the letter of the right option.
+        ``also`` are other accepted truths; ``truth`` is the annotated value of a measured answer. With ``wrong`` answers the
+        question becomes multiple choice, and the answer the letter of the right option.
         """
         think = self.narrator.conclude(self.phrases.conclusions[case].format(**{**self.slots, **results}))
         text, truths, options = self.text, list(dict.fromkeys([truth or answer, *also])), {}

@@ -1,7 +1,7 @@
 """Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts and observations.
 
-Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one scale per episode; a
-box in another scale is refused, never guessed.
+Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one scale per
+episode; a box in another scale is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Piece = str | ImageView
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed policy turn. At most one of ``action``, ``answer`` and ``error`` is set, or none of them.
+    """A parsed policy turn: at most one of ``action``, ``answer`` and ``error`` is set.
 
     ``further_actions``: the calls after ``action`` of a turn that may have several.
     """
@@ -66,14 +66,12 @@ class Dialect(ABC):
     """Thoughts and answers in tags, calls as JSON in the tag ``call``; None for a dialect without operations.
 
     ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the model's own.
-    ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags, as in mathematics data sets.
-
-    ``parallel_calls``: a turn may have several calls (``max_calls``).
-
-    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``: what a
-    turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the image are
-    cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: the system did so when it wrote its rows.
+    ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags. ``parallel_calls``: a turn may have several calls.
     ``stop``: a text with which a turn ends, and its generation.
+
+    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``:
+    what a turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the
+    image are cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: they were cut in the system's rows.
     """
 
     name: ClassVar[str]
@@ -150,8 +148,7 @@ class Dialect(ABC):
     def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1) -> Reply:
         """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.
 
-        ``max_calls``: calls that count, if more than one. A dialect that refuses several refuses more than these, others
-        ignore what comes after them.
+        ``max_calls``: calls that count. A dialect that refuses several refuses more than these, others ignore what comes after.
 
         Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit (several calls, or a call
         and an answer, in a dialect that allows one). Tags inside the thought are ignored; the last of several answers counts.
@@ -180,7 +177,7 @@ class Dialect(ABC):
             return Reply(think=think, error=error)
 
     def well_formed(self, text: str, calls: int = 1) -> bool:
-        """True for a thought (optional in some dialects) followed by exactly ``calls`` calls or one answer, and no other text."""
+        """True for a thought (optional in some dialects), then exactly ``calls`` calls or one answer, and no other text."""
         think, body = self._split(text)
         body = body.strip()
         matches = list(self._call.finditer(body)) if calls > 1 else [self._call.fullmatch(body) or self._answer.fullmatch(body)]
@@ -260,9 +257,7 @@ class Dialect(ABC):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The system turn for a question with these views and operations; empty if the dialect has none.
-
-        ``max_calls``: how many calls a turn may have, where the dialect allows several."""
+        """The system turn for a question with these views and operations; empty if the dialect has none."""
         return []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:

@@ -3,6 +3,7 @@ r"""Pixel-Reasoner: crop_image_normalized and select_frames, images by number, a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,7 +90,6 @@ class PixelReasoner(Dialect):
         self.padding = padding
 
     def offers(self, operation: type[Operation]) -> bool:
-        """True for zooming in and selecting frames."""
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
@@ -120,11 +120,9 @@ class PixelReasoner(Dialect):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The function signatures."""
         return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, the numbers of shown frames, and the reply instructions."""
         if not instruct:
             return interleaved(text, views)
         frames = ", ".join(str(view.frame + 1) for view in views if view.frame is not None)
@@ -132,7 +130,6 @@ class PixelReasoner(Dialect):
         return [*interleaved(text, views), Tag(note + RULE.format(call=CALL if tools else ""))]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
-        """A line with the number and size of the images, and the images; or the text; or the error."""
         if observation.status == "error":
             return [f"Execution {error_text(observation)}"]
         images = observation.images
@@ -239,9 +236,5 @@ def _frames(value: Any) -> list[int]:
 
 
 def _balanced(text: str) -> bool:
-    depth = 0
-    for character in text:
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth < 0:
-            return False
-    return depth == 0
+    depths = list(itertools.accumulate({"{": 1, "}": -1}.get(character, 0) for character in text))
+    return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])

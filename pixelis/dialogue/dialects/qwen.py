@@ -43,7 +43,6 @@ class Qwen(Dialect):
     thinks = False
 
     def offers(self, operation: type[Operation]) -> bool:
-        """Always true, also for users' own operations."""
         return True
 
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
@@ -70,7 +69,6 @@ class Qwen(Dialect):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The reply instructions, the question's images, and the operations."""
         if not operations:
             return [Tag(ANSWER_RULE)]
         schemas = [self.schema(operation, coordinates) for operation in operations.values()]
