@@ -156,10 +156,14 @@ def _variants(
         yield from (partial(_mark_otherwise, golden, session, before[-1], more) for more in (True, False))
         return
     if before[-1].step.op == "compare":
-        yield from (partial(_compare_part, session, before[-1], r) for r in _regions(golden, before[-1])[:MAX_TRIES])
+        for region in _regions(golden, before[-1])[:MAX_TRIES]:  # a part of the pictures in place of all of them
+            box = [round(v, 3) for v in region.box]
+            arguments = {**before[-1].step.arguments, "box": box, "other_box": box}
+            yield partial(_with_arguments, session, before[-1], arguments, way="part", place=box)
         return
     if before[-1].step.op == "search_clip":
-        yield partial(_search_otherwise, session, before[-1])
+        event = {"cut": "motion", "motion": "cut"}[before[-1].step.arguments["event"]]
+        yield partial(_with_arguments, session, before[-1], {"event": event}, way="event", event=event)
         return
     order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
     for item in order:
@@ -170,8 +174,11 @@ def _variants(
             continue
         for other in _others(golden, item, [place for past in before if (place := past.place) and past is not item]):
             yield partial(_look_elsewhere, golden, session, item, other.box, other)
-        if item.step.op == "read_text":
-            yield partial(_look_elsewhere, golden, session, item, _cut_off(item.subject_box, rng), None)
+        if item.step.op == "read_text":  # the text without its right or left end
+            x0, y0, x1, y1 = item.subject_box
+            length = float(rng.uniform(0.45, 0.7)) * (x1 - x0)
+            part = (x0, y0, x0 + length, y1) if rng.random() < 0.5 else (x1 - length, y0, x1, y1)
+            yield partial(_look_elsewhere, golden, session, item, part, None)
         with contextlib.suppress(DataFailure):
             yield partial(_look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None)
 
@@ -240,26 +247,22 @@ def _sides(box: Box) -> tuple[float, float]:
     return box[2] - box[0], box[3] - box[1]
 
 
-def _cut_off(box: Box, rng: np.random.Generator) -> Box:
-    """The box without its right or left end."""
-    x0, y0, x1, y1 = box
-    share = float(rng.uniform(0.45, 0.7))
-    return (x0, y0, x0 + share * (x1 - x0), y1) if rng.random() < 0.5 else (x1 - share * (x1 - x0), y0, x1, y1)
+def _with_arguments(original: Session, item: Evidence, arguments: dict[str, Any], change: int = 0, **injected: Any) -> Variant:
+    """The demonstration with other arguments for one call; later calls refer to its new results."""
+    session = original.restarted()
+    changed = item.step.model_copy(update={"arguments": arguments})
+    session.replay([changed if step is item.step else step for step in original.calls])
+    return session, {"turn": original.calls.index(item.step), **injected}, change
 
 
 def _select_other_frames(original: Session, item: Evidence, rng: np.random.Generator) -> Variant:
-    """The demonstration with other frames of the clip; later calls about the frames refer to the new ones."""
-    session, names = original.restarted(), dict[str, str]()
-    clip, observation = session.media[item.root], item.step.observation
+    """The demonstration with other frames of the clip."""
+    clip, observation = original.media[item.root], item.step.observation
     assert isinstance(clip, Clip)
     assert observation is not None
     shown = [frame["index"] for frame in observation.data["frames"]]
     frames = other_frames(shown, len(clip.times), rng)
-    for executed in original.calls:
-        changed = executed.model_copy(update={"arguments": {"frames": frames}}) if executed is item.step else executed
-        names = session.replay([changed], names)
-    turn = original.calls.index(item.step)
-    return session, {"turn": turn, "way": "frames", "frames": frames, "instead_of": shown}, 0
+    return _with_arguments(original, item, {"frames": frames}, way="frames", frames=frames, instead_of=shown)
 
 
 def _count_another(original: Session, last: Evidence, other: Region, rng: np.random.Generator) -> Variant:
@@ -292,31 +295,15 @@ def _regions(golden: Demonstration, item: Evidence) -> list[Region]:
 
 def _mark_otherwise(golden: Demonstration, original: Session, item: Evidence, more: bool) -> Variant:
     """The demonstration with one mark more, on a thing of another kind, or one fewer."""
-    session, boxes = original.restarted(), [list(box) for box in item.step.arguments["boxes"]]
+    boxes = [list(box) for box in item.step.arguments["boxes"]]
     others = [r for r in _regions(golden, item) if all(box_iou(r.box, box) <= MAX_IOU for box in boxes)]
     if not (others if more else boxes[1:]):
         raise DataFailure(f"{golden.id}: nothing else can be marked", code="no_place")
-    marks = [*boxes, [round(v, 3) for v in others[0].box]] if more else boxes[1:]
-    changed = item.step.model_copy(update={"arguments": {**item.step.arguments, "boxes": marks}})
-    session.replay([changed if step is item.step else step for step in original.calls])
-    injected = {"way": "counted", "looked_at": others[0].label} if more else {"way": "overlooked", "place": boxes[0]}
-    return session, {"turn": original.calls.index(item.step), **injected}, 1 if more else -1
-
-
-def _compare_part(original: Session, item: Evidence, region: Region) -> Variant:
-    """The demonstration with a part of the pictures compared in place of all of them."""
-    session, box = original.restarted(), [round(v, 3) for v in region.box]
-    changed = item.step.model_copy(update={"arguments": {**item.step.arguments, "box": box, "other_box": box}})
-    session.replay([changed if step is item.step else step for step in original.calls])
-    return session, {"turn": original.calls.index(item.step), "way": "part", "place": box}, 0
-
-
-def _search_otherwise(original: Session, item: Evidence) -> Variant:
-    """The demonstration with a search for motion in place of a cut, or the other way round."""
-    session, event = original.restarted(), {"cut": "motion", "motion": "cut"}[item.step.arguments["event"]]
-    changed = item.step.model_copy(update={"arguments": {"event": event}})
-    session.replay([changed if step is item.step else step for step in original.calls])
-    return session, {"turn": original.calls.index(item.step), "way": "event", "event": event}, 0
+    if not more:
+        arguments = {**item.step.arguments, "boxes": boxes[1:]}
+        return _with_arguments(original, item, arguments, -1, way="overlooked", place=boxes[0])
+    arguments = {**item.step.arguments, "boxes": [*boxes, [round(v, 3) for v in others[0].box]]}
+    return _with_arguments(original, item, arguments, 1, way="counted", looked_at=others[0].label)
 
 
 MAKERS: dict[str, Callable[..., Demonstration]] = {
