@@ -118,9 +118,3 @@ def test_a_failed_judgement_has_a_cause_and_no_score(server: ChatServer):
     judge = client(server)
     (verdicts,) = judging.judge_all([demonstration()], judge)
     assert (verdicts.score, verdicts.failure) == (None, "judge_garbage")
-
-
-def test_one_in_a_hundred_is_repeated_and_always_the_same():
-    selection = [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]
-    assert 140 < sum(selection) < 260
-    assert selection == [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]

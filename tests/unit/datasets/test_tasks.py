@@ -13,10 +13,10 @@ import pixelis.nano
 from pixelis.config import Config, DialogueConfig, LearnerConfig
 from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import geometry, naming
+from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.sample import Sample
-from pixelis.datasets.synthesis.tasks import TASKS, details, text, video
+from pixelis.datasets.synthesis.tasks import TASKS, text, video
 from pixelis.datasets.synthesis.tasks.relations import _groups
 from pixelis.errors import DataFailure
 from pixelis.operations import masks
@@ -90,17 +90,6 @@ def test_playing_a_demonstration_gives_the_same_observations(samples):
             assert repeated.data == step.observation.data
 
 
-def test_the_same_seed_gives_the_same(folder, samples):
-    repeated = make("shapes", "relations", folder, 3)
-    assert [sample.model_dump(exclude={"turns"}) for sample in repeated] == [
-        s.model_dump(exclude={"turns"}) for s in samples["relations"][:3]
-    ]
-    assert [[(t.think, t.arguments) for t in s.turns] for s in repeated] == [
-        [(t.think, t.arguments) for t in s.turns] for s in samples["relations"][:3]
-    ]
-    assert {s.id for s in repeated}.isdisjoint(s.id for s in make("shapes", "relations", folder, 3, seed=1))
-
-
 def test_counts_are_those_of_the_annotations(samples):
     for sample in samples["counting"]:
         regions, words = sample.annotations.regions, sample.question.casefold()
@@ -134,28 +123,6 @@ def test_answers_of_comparisons_follow_from_the_masks(samples):
             assert answer == best
         checked += 1
     assert checked
-
-
-def test_read_text_returns_the_annotated_text(samples):
-    for sample in samples["targeted_ocr"]:
-        texts = [line.text for line in sample.annotations.lines]
-        read = [" ".join(line["text"] for line in s.observation.data["lines"]) for s in sample.steps if s.op == "read_text"]
-        if sample.answers[0] not in ("yes", "no"):
-            assert any(sample.answers[0] in text for text in texts)
-            assert sample.answers[0].casefold().replace(" ", "") in read[-1].casefold().replace(" ", "")
-
-
-def test_tracks_run_along_the_annotated_boxes(samples):
-    for sample in samples["spatio_temporal_tracking"]:
-        for step in sample.steps:
-            for track in step.observation.data.get("tracks", []):
-                boxes = {r.frame: r.box for r in sample.annotations.regions}
-                alike = [
-                    max(geometry.track_overlap([box], [r.box])[0] for r in sample.annotations.regions if r.frame == frame)
-                    for frame, box in zip(track["frames"], track["boxes"], strict=True)
-                    if frame in boxes
-                ]
-                assert np.mean(alike) >= 0.5
 
 
 @pytest.mark.parametrize("level", packaged.LEVELS)
@@ -344,14 +311,6 @@ def test_names_pick_out_one_thing():
     assert named("cup", "red cup", "cup", r0="red", r2="blue") == {"the blue cup"}
 
 
-def test_things_beside_a_crowd_are_described_by_position(folder):
-    question = shapes(folder)
-    regions = [r.model_copy(update={"label": "man", "attributes": {}}) for r in question.annotations.regions[:2]]
-    crowded = [regions[0], regions[1].model_copy(update={"attributes": {"iscrowd": 1}})]
-    sample = sample_of(with_notes(question, regions=crowded), "attributes")
-    assert list(sample.names.values()) == [f"the man in the {naming.position(regions[0].box)}"]
-
-
 def sample_of(question: Question, task: str, form: str = "") -> Sample:
     return Sample(question, np.random.default_rng(0), EXECUTOR, "full", task, form)
 
@@ -387,12 +346,6 @@ def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
         with pytest.raises(DataFailure) as failure:
             text.extreme(sample)
         assert failure.value.code == "unsuitable"
-
-
-def test_cards_of_one_colour_are_not_asked_about(folder):
-    question = next(q for q in packaged.read("packaged:digits?count=20", folder) if len(q.annotations.regions) >= 2)
-    regions = [r.model_copy(update={"attributes": {**r.attributes, "color": "red"}}) for r in question.annotations.regions]
-    assert details._digits(sample_of(with_notes(question, regions=regions), "")) == []
 
 
 def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypatch):

@@ -316,9 +316,3 @@ def test_cancellation_passes_and_closes_the_session():
 def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
     _, session = play([call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11))
     assert [s for *_, s in session.calls] == [SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)] * 3
-
-
-def test_limits_come_from_the_configuration():
-    config = DialogueConfig(max_turns=2, max_turns_test=5, max_turn_tokens=9, max_context=99, max_images=3)
-    assert Limits.of(config) == Limits(2, 9, 99, 3)
-    assert Limits.of(config, test=True) == Limits(5, 9, 99, 3)
