@@ -196,12 +196,11 @@ def _concerns(question: str, key: str) -> bool:
 
 
 def derive_answer(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
-    """The answer that the other evidence gives in place of ``answer``, and the fact behind it.
+    """The answer that the other evidence gives in place of ``answer``, and the fact behind it; None if no fact explains it.
 
-    ``accepts`` says whether a text is as good as the answer. Explanations are tried in this order: a fact is the answer itself;
-    the answer names the subject with the largest or smallest value of a measure; it says whether one subject has more than
-    another, whether an event is shown, or how many times more; it is a side or a direction. None when no fact explains the
-    answer, or when the other evidence gives the same answer.
+    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts: a fact is the answer
+    itself; the answer names the subject with the largest or smallest value; it says whether one subject has more than
+    another, whether an event is shown, or how many times more; it is a side or a direction.
     """
     return (
         _equal_fact(question, answer, pairs, accepts)

@@ -68,13 +68,12 @@ _END = re.compile(r"[\s.$*\])]*")
 
 
 class PixelReasoner(Dialect):
-    r"""Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer in ``\boxed{}``.
+    """Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer in ``\\boxed{}``.
 
-    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from 1.
-    A box of numbers 0..1 is in fractions of the image, a box of larger whole numbers in pixels of the image as shown; a mixture
-    is refused. Rendered boxes are fractions in steps of 0.001. ``padding``: fraction of width and height added on each side of
-    every crop. As in Pixel-Reasoner's code a turn is a call only if it ends with one, the last of several calls counts, and boxes
-    are cut at the border.
+    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from
+    1. Boxes are written in fractions of the image; larger whole numbers are read as pixels of the image as shown. ``padding``:
+    fraction of width and height added on each side of every crop. As in Pixel-Reasoner's code a turn is a call only if it
+    ends with one, and the last of several calls counts.
     """
 
     name = "pixel_reasoner"

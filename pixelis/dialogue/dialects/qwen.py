@@ -32,10 +32,9 @@ UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as
 
 
 class Qwen(Dialect):
-    """``<think>..</think>`` then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
+    """``<think>..</think>`` (optional), then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
 
-    The optional ``target`` argument names the image; the default is ``img0``. Coordinates have the names of ``PLACES`` in calls,
-    such as ``bbox_2d`` for ``box``. The thought is optional.
+    The argument ``target`` names the image. Coordinates have the names of ``PLACES`` in calls, such as ``bbox_2d`` for ``box``.
     """
 
     name = "qwen"

@@ -1,9 +1,8 @@
 """Golden demonstrations by task: from annotated media to a question with the turns that answer it.
 
-A task has several forms of question. A form chooses its subject from the annotations, executes the operations and gives the
-annotated answer. Where the operations contradict the annotations, the sample is dropped with a code. Codes: ``unsuitable`` (the
-annotations offer nothing for this task), ``outline_differs``, ``text_differs``, ``track_differs``, ``measure_differs``,
-``not_shown``, and the codes of refused operations.
+A form of question chooses its subject from the annotations, executes the operations and gives the annotated answer. Where
+the operations contradict the annotations, the sample is dropped with a code: ``outline_differs``, ``text_differs``,
+``track_differs``, ``measure_differs``, ``not_shown``, or that of a refused operation.
 """
 
 from __future__ import annotations
