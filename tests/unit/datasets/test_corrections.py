@@ -17,7 +17,7 @@ from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.corrections import MAX_IOU, WAYS, make_correction
 from pixelis.datasets.synthesis.executor import Executor, Session
-from pixelis.datasets.synthesis.geometry import covered, near_miss, other_frames, oversized, same_place
+from pixelis.datasets.synthesis.geometry import covered, near_miss, oversized
 from pixelis.errors import DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.records import Annotations, Demonstration, Media, Question, Region
@@ -51,24 +51,6 @@ def test_a_near_miss_does_not_show_the_middle(box: tuple[float, float, float, fl
         assert (result_box[0] <= x <= result_box[2] and result_box[1] <= y <= result_box[3]) == (make is oversized)
         if make is oversized:
             assert covered(box, result_box) > 0.99
-
-
-@given(boxes(), boxes())
-def test_the_same_place_around_another_region(of: tuple, to: tuple) -> None:
-    assert same_place(of, of, to) == pytest.approx(to, abs=1e-6)
-
-
-@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_other_frames_are_disjoint(count: int, many: int, seed: int) -> None:
-    excluded = list(range(min(many, count)))
-    try:
-        result_box = other_frames(excluded, count, np.random.default_rng(seed))
-    except DataFailure:
-        assert count < 2 * len(excluded)
-        return
-    assert not set(result_box) & set(excluded)
-    assert len(result_box) == len(excluded)
-    assert max(result_box) < count
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.datasets import packaged
-from pixelis.datasets.synthesis import geometry, naming
+from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Narrator
 from pixelis.datasets.synthesis.phrases import thoughts
@@ -97,16 +97,3 @@ def test_terse_thoughts_are_words_of_the_embedded_model():
 )
 def test_plurals(label, several):
     assert naming.plural(label) == several
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0, 0.9), min_size=2, max_size=2), st.lists(st.floats(0.01, 0.5), min_size=2, max_size=2))
-def test_boxes_on_a_grid_cover(corner, size):
-    box = (*corner, min(1.0, corner[0] + size[0]), min(1.0, corner[1] + size[1]))
-    for grid in (0.001, 0.02):
-        result = geometry.outward(box, grid)
-        assert geometry.covered(box, result) == pytest.approx(1, abs=1e-3)
-        assert all(abs(v / grid - round(v / grid)) < 1e-6 for v in result)
-        around = geometry.square_around(geometry.middle(box), max(size) * 1.2, grid)
-        assert 0 <= around[0] < around[2] <= 1
-        assert 0 <= around[1] < around[3] <= 1

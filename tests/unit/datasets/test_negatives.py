@@ -157,29 +157,6 @@ def test_another_name_of_the_same_colour_is_not_wrong() -> None:
     assert not is_wrong(ask("Which?", "the teal cup"), "the cyan cup")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        ("What colour is the dog?", "brown", {"red", "black", "blue"}),
-        ("Where is the dog, seen from the cat?", "left", {"right"}),
-        ("Which is larger, the dog or the cat?", "the dog", {"the cat"}),
-        ("Of the dog and the cow, which lies closer to the cat?", "the dog", {"the cow"}),
-    ],
-)
-def test_a_wrong_answer_is_of_the_kind_of_the_right_one(text: str, answer: str, expected: set[str]) -> None:
-    regions = [
-        Region(id=name, label=name, box=(0.1 + 0.3 * i, 0.1, 0.3 + 0.3 * i, 0.3)) for i, name in enumerate(("dog", "cat", "cow"))
-    ]
-    traps = {
-        wrong_answer(ask(text, answer, annotations=Annotations(regions=regions)), answer, np.random.default_rng(s))[0]
-        for s in range(9)
-    }
-    assert traps & expected
-    assert not traps & {"dog", "cat", "Dog", "the Dog"}
-    if len(expected) == 1:
-        assert traps == expected
-
-
 def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
     row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
     regions = [Region(id=str(i), label="plate", box=(0.1 + 0.2 * i, 0.1, 0.2 + 0.2 * i, 0.2)) for i in range(3)]

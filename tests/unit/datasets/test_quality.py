@@ -63,11 +63,6 @@ def test_every_fault_lowers_its_component_of_the_score():
     assert part("consistency", turns=[zoom(), Step(think="it is a seven: 7", answer="A")], **asked) == 0
 
 
-def test_deliberately_wrong_kinds_are_correct_when_the_answer_is_wrong():
-    assert quality.correctness(demonstration(kind="trap_logical"), SCORE) == 1.0
-    assert quality.correctness(demonstration(kind="trap_logical", answers=["3"]), SCORE) == 0.5
-
-
 def test_weights():
     assert quality.weight("golden", 0.81) == pytest.approx(0.9)
     assert quality.weight("trap_logical", 1.0) == 1.5

@@ -17,7 +17,6 @@ from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.tasks import TASKS, text, video
-from pixelis.datasets.synthesis.tasks.relations import _groups
 from pixelis.errors import DataFailure
 from pixelis.operations import masks
 from pixelis.records import Annotations, Demonstration, Event, Line, Question, Region, Relation
@@ -88,18 +87,6 @@ def test_playing_a_demonstration_gives_the_same_observations(samples):
         for repeated, step in zip(shown, sample.steps, strict=True):
             assert repeated.text == step.observation.text
             assert repeated.data == step.observation.data
-
-
-def test_counts_are_those_of_the_annotations(samples):
-    for sample in samples["counting"]:
-        regions, words = sample.annotations.regions, sample.question.casefold()
-        for label, number in Counter(region.label for region in regions).items():
-            colours = [r.attributes["color"] for r in regions if r.label == label and f"{r.attributes['color']} {label}" in words]
-            if f"{label}s" in words:
-                truth = Counter(r.attributes["color"] for r in regions if r.label == label)[colours[0]] if colours else number
-                assert len([step for step in sample.steps if step.op == "segment_object_at"]) == truth
-                if sample.scorer == "count":
-                    assert sample.answers == [str(truth)]
 
 
 def test_answers_of_comparisons_follow_from_the_masks(samples):
@@ -287,15 +274,6 @@ def test_without_an_annotated_colour_that_of_the_pixels_counts(folder):
         assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(named[0], named[0])  # names of get_properties
 
 
-def test_crowds_are_not_counted(folder):
-    question = shapes(folder)
-    crowd = question.annotations.regions[0]
-    regions = [r.model_copy(update={"label": "thing"}) for r in question.annotations.regions]
-    regions[0] = regions[0].model_copy(update={"attributes": {"iscrowd": 1}})
-    assert crowd.id == regions[0].id
-    assert causes("counting", with_notes(question, regions=regions), 3) == {"unsuitable": 3}
-
-
 def test_names_pick_out_one_thing():
     """Captions call one kind "a cup" and "the cup"; "the red cup" may be a cup that is red or one that is labelled so."""
     boxes = [(0.02, 0.4, 0.12, 0.5), (0.3, 0.42, 0.4, 0.52), (0.8, 0.4, 0.9, 0.5)]
@@ -313,19 +291,6 @@ def test_names_pick_out_one_thing():
 
 def sample_of(question: Question, task: str, form: str = "") -> Sample:
     return Sample(question, np.random.default_rng(0), EXECUTOR, "full", task, form)
-
-
-def test_cups_of_captions_are_counted_together(folder):
-    boxes = [(0.1 * i, 0.1, 0.1 * i + 0.08, 0.2) for i in range(4)]
-    labels = ("a cup", "the cup", "red cup", "saucer")
-    regions = [Region(id=f"r{i}", label=label, box=box) for i, (label, box) in enumerate(zip(labels, boxes, strict=True))]
-    counted = {
-        name: len(members) for name, members in _groups(sample_of(with_notes(shapes(folder), regions=regions), "")).items()
-    }
-    assert counted == {"cup": 2, "red cup": 1, "saucer": 1}
-    coloured = [r.model_copy(update={"attributes": {"color": "red" if i == 0 else "blue"}}) for i, r in enumerate(regions)]
-    counted = {name: len(m) for name, m in _groups(sample_of(with_notes(shapes(folder), regions=coloured), "")).items()}
-    assert counted == {"cup": 2, "blue cup": 1, "saucer": 1}
 
 
 def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
