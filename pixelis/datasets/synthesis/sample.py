@@ -72,10 +72,14 @@ class Sample:
 
     # Choosing
 
+    def unsuitable(self) -> DataFailure:
+        """The failure of a form whose annotations do not fit: another form may."""
+        return DataFailure(f"{self.question.id}: the annotations offer nothing to ask for {self.form}", code="unsuitable")
+
     def require(self, condition: object) -> None:
-        """DataFailure ``unsuitable`` unless the condition holds: another form may fit."""
+        """DataFailure ``unsuitable`` unless the condition holds."""
         if not condition:
-            raise DataFailure(f"{self.question.id}: the annotations offer nothing to ask for {self.form}", code="unsuitable")
+            raise self.unsuitable()
 
     def check(self, condition: object, code: str) -> None:
         """DataFailure with a code unless the executed operations agree with the annotations."""

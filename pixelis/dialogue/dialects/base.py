@@ -345,6 +345,17 @@ def describe_view(view: ImageView) -> str:
     return f"{view.id} (frame {view.frame} of the video {view.parent}{time})"
 
 
+def checked_action(operations: Mapping[str, type[Operation]], op: str, target: str, arguments: dict[str, Any]) -> Action:
+    """The action of a call, with its arguments checked and completed by the operation. Raises OperationError."""
+    checked = operations[op].check(arguments)
+    return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+
+
+def numbers_schema(kind: str, count: int) -> dict[str, Any]:
+    """The JSON schema of a list of ``count`` numbers."""
+    return {"type": "array", "items": {"type": kind}, "minItems": count, "maxItems": count}
+
+
 def function(name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
     """The JSON schema of a call in the format of tool prompts."""
     parameters = {"type": "object", "properties": dict(properties), "required": list(required)}

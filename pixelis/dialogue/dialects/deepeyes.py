@@ -12,10 +12,12 @@ from pixelis.dialogue.dialects.base import (
     Piece,
     Tag,
     calls_allowed,
+    checked_action,
     error_text,
     first_image,
     function,
     interleaved,
+    numbers_schema,
     region,
     signatures,
 )
@@ -33,10 +35,7 @@ SCHEMAS = {
         "Zoom in on a region of the question's image.",
         {
             "bbox_2d": {
-                "type": "array",
-                "items": {"type": "integer"},
-                "minItems": 4,
-                "maxItems": 4,
+                **numbers_schema("integer", 4),
                 "description": "left, top, right, bottom in pixels of the image as shown",
             },
             "label": {"type": "string", "description": "optional description of the region"},
@@ -50,7 +49,7 @@ SCHEMAS = {
         ["angle"],
     ),
 }
-FIELDS = {"zoom_in": ("bbox_2d",), "rotate": ("angle",)}
+FIELDS = {"zoom_in": "bbox_2d", "rotate": "angle"}
 MIN_SIDE, MAX_RATIO, MAX_ANGLE = 30, 100, 3600
 """Sides of a region are longer than this many pixels, and their ratio is no larger, in DeepEyes' code."""
 SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
@@ -128,7 +127,7 @@ class DeepEyes(Dialect):
         known = {key: call[key] for key in ("name", "arguments") if key in call} if isinstance(call, dict) else call
         name, arguments = named_call(known, list(forms))
         op, target = forms[name], first_image(scale)
-        (key,) = FIELDS[op]
+        key = FIELDS[op]
         if key not in arguments:
             raise OperationError(f"{key} is missing", code="bad_arguments")
         canonical: dict[str, Any] = {}
@@ -139,8 +138,7 @@ class DeepEyes(Dialect):
             if type(angle) not in (int, float) or abs(angle) > MAX_ANGLE:
                 raise OperationError(f"angle is a number of degrees up to {MAX_ANGLE}", code="bad_arguments")
             canonical["angle"] = float(angle % 360)
-        checked = operations[op].check(canonical)
-        return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, op, target, canonical)
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:

@@ -12,6 +12,7 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
+    checked_action,
     describe_view,
     error_text,
     first_image,
@@ -94,8 +95,7 @@ class MiniO3(Dialect):
             raise OperationError("answer without operations", code="unknown_op")
         only(call, ("bbox_2d", "source"))
         target = self._target(call["source"], scale)
-        arguments = operations[ZOOM].check({"box": scale.read("bbox_2d", call["bbox_2d"], target)})
-        return Action(op=ZOOM, target=target, arguments=arguments.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, ZOOM, target, {"box": scale.read("bbox_2d", call["bbox_2d"], target)})
 
     def _load(self, text: str) -> Any:
         return strict_json(_QUOTED.sub(r'\1"\2"', text) if "'" in text else text)

@@ -14,9 +14,11 @@ from pixelis.dialogue.dialects.base import (
     Piece,
     Tag,
     boxed,
+    checked_action,
     error_text,
     function,
     interleaved,
+    numbers_schema,
     region,
     signatures,
 )
@@ -34,10 +36,7 @@ SCHEMAS = {
         "Zoom in on a region of an image to see small details.",
         {
             "bbox_2d": {
-                "type": "array",
-                "items": {"type": "number"},
-                "minItems": 4,
-                "maxItems": 4,
+                **numbers_schema("number", 4),
                 "description": "left, top, right, bottom as fractions 0 to 1 of the image",
             },
             "target_image": {
@@ -185,8 +184,7 @@ class PixelReasoner(Dialect):
             only(arguments, ("bbox_2d", "target_image"))
             target = _image(arguments["target_image"], scale)
             canonical = {"box": _box(arguments["bbox_2d"], target, scale), "padding": self.padding}
-        checked = operations[op].check(canonical)
-        return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, op, target, canonical)
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:

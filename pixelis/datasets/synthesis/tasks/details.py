@@ -146,8 +146,7 @@ def _coloured(sample: Sample, regions: list[Region]) -> tuple[Region, str]:
         value = sample.colour(region)
         if value and value not in sample.names[region.id].split():
             return region, value
-    sample.require(False)
-    raise AssertionError
+    raise sample.unsuitable()
 
 
 def _wrong_colours(sample: Sample, value: str) -> list[str]:
