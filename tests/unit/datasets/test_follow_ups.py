@@ -100,7 +100,7 @@ def sample_of(question: Question, seed: int) -> Sample:
     return Sample(question, np.random.default_rng(seed), EXECUTOR, "full", "follow_up", "colour_beside")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_words_after_another_exchange_have_another_answer(folder):
     """Without its history nobody could answer a follow-up: "And the one to its left?" has as many answers as pictures things."""
     by_question: dict[str, dict[str, str]] = {}

@@ -24,11 +24,11 @@ KNOWN = {"yes", "no", "A", "B", "C", "D"}
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory) -> list[Demonstration]:
-    """Two hundred of the quickest kind."""
+    """More than a hundred of the quickest kind."""
     folder = tmp_path_factory.mktemp("media")
     questions = list(packaged.read("packaged:photos?count=10", folder))
     result = []
-    for seed in range(20):
+    for seed in range(12):
         for number, question in enumerate(questions):
             result.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR))
     return result
@@ -37,7 +37,7 @@ def samples(tmp_path_factory) -> list[Demonstration]:
 @pytest.mark.slow
 def test_thoughts_vary(samples):
     texts = [turn.think for sample in samples for turn in sample.turns]
-    assert len(samples) == 200
+    assert len(samples) == 120
     assert len(set(texts)) / len(texts) > 0.7
     assert Counter(texts).most_common(1)[0][1] <= 0.02 * len(texts)
     pairs = Counter((sample.question, *(turn.think for turn in sample.turns)) for sample in samples)

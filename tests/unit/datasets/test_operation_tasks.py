@@ -100,6 +100,7 @@ def test_impaired_text_is_read_in_the_changed_view(shifted):
             assert np.ptp(session.media["img0"][y0:y1, x0:x1].astype(int)) <= 13  # of 255: nothing to see without a change
 
 
+@pytest.mark.slow
 def test_a_view_that_does_not_show_the_text_makes_no_demonstration(shifted):
     turned = shifted["turned"]
     for quarters in (1, 2, 3):
@@ -180,6 +181,7 @@ def middles(sample: Demonstration, count: int) -> list[np.ndarray]:
     return result
 
 
+@pytest.mark.slow
 def test_distances_and_angles_are_measured_and_agree_with_the_annotations(board):
     distance, angle = (first_of("measurement", board, form) for form in ("distance", "angle"))
     a, b = middles(distance, 2)
@@ -237,6 +239,7 @@ def test_pictures_are_compared_and_the_changed_place_is_named(folder):
     assert last_data(trap)["boxes"] == []
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_moment(folder):
     cut, motion = packaged.read("packaged:clips?event=cut,motion&count=2", folder)
     found = make("moment_search", cut, "cut")
@@ -259,6 +262,7 @@ def test_a_search_finds_the_moment(folder):
         assert is_wrong(sample, make_negative("outcome_negative", sample, EXECUTOR.open(sample), np.random.default_rng(0)).final)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
 def test_programs_compute_what_the_pixels_hold(board):
     counted, mean = (first_of("pixel_values", board, form) for form in ("colour_pixels", "channel_mean"))

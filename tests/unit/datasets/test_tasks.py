@@ -28,7 +28,7 @@ SOURCES = {
     "text": ("targeted_ocr",),
     "clips": ("frame_selection", "spatio_temporal_tracking"),
 }
-COUNTS = {"frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
+COUNTS = {"geometric_comparison": 4, "frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
 EXECUTOR = Executor(multiple=16)
 
 
@@ -50,7 +50,7 @@ def make(name: str, task: str, folder: Path, count: int, style: str = "full", se
 
 @pytest.fixture(scope="module")
 def samples(folder) -> dict[str, list[Demonstration]]:
-    return {task: make(name, task, folder, COUNTS.get(task, 4)) for name, tasks in SOURCES.items() for task in tasks}
+    return {task: make(name, task, folder, COUNTS.get(task, 3)) for name, tasks in SOURCES.items() for task in tasks}
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_demonstrations_are_complete_and_right(task, samples):
             )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_playing_a_demonstration_gives_the_same_observations(samples):
     player = Player(
         Config(dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)), NANO
@@ -190,7 +190,7 @@ def test_a_wrong_colour_is_contradicted(folder):
         assert failure.value.code == "measure_differs"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrong_track_is_contradicted(folder):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
