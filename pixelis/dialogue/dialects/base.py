@@ -129,8 +129,7 @@ class Dialect(ABC):
         A single action replaces the call that counts, several replace the first ones.
         """
         _, body = self._split(text)
-        chosen = self._chosen(body)
-        calls = list(self._call.finditer(body))[: len(actions)] if len(actions) > 1 else [chosen] if chosen else []
+        calls = self._counted_calls(body, len(actions))
         if len(calls) != len(actions):
             raise OperationError("the turn has no call" if not calls else "the turn has fewer calls", code="bad_json")
         start = len(self._cut(text)) - len(body)
@@ -159,11 +158,13 @@ class Dialect(ABC):
         answer = answers[-1].strip() if answers else None
         if not opened and not closed:
             return Reply(think=think, answer=answer)
-        call = self._chosen(body)
-        if self._disregards_call(body, call, bool(answers)):
+        calls = self._counted_calls(body)
+        if self.both == "answer" and self._answer.search(self._call.sub("", body)):
+            return Reply(think=think, answer=answer)
+        if self.both == "end" and (body[calls[0].end() :].strip() if calls else answers):
             return Reply(think=think, answer=answer)
         try:
-            calls = list(self._call.finditer(body))[:max_calls] if max_calls > 1 else [call] if call else []
+            calls = self._counted_calls(body, max_calls)
             if max(opened, closed) > max_calls and self.several == "refuse":
                 allowed = "one" if max_calls == 1 else f"at most {max_calls}"
                 raise OperationError(f"{max(opened, closed)} calls in a turn, make {allowed}", code="limit")
@@ -180,10 +181,16 @@ class Dialect(ABC):
         """True for a thought (optional in some dialects), then exactly ``calls`` calls or one answer, and no other text."""
         think, body = self._split(text)
         body = body.strip()
-        matches = list(self._call.finditer(body)) if calls > 1 else [self._call.fullmatch(body) or self._answer.fullmatch(body)]
-        if len(matches) != calls or self._call.sub("", body).strip() if calls > 1 else matches[0] is None:
-            return False
-        contents = [think or "", *(match[1] for match in matches if match)]
+        if calls > 1:
+            matches = list(self._call.finditer(body))
+            if len(matches) != calls or self._call.sub("", body).strip():
+                return False
+        else:
+            match = self._call.fullmatch(body) or self._answer.fullmatch(body)
+            if match is None:
+                return False
+            matches = [match]
+        contents = [think or "", *(match[1] for match in matches)]
         if any(tag in content for tag in self.tags for content in contents):
             return False
         if self.thinks and think is None:
@@ -198,16 +205,12 @@ class Dialect(ABC):
             think = body[:first].replace("<think>", "", 1)
         return think.strip()
 
-    def _chosen(self, body: str) -> re.Match[str] | None:
-        """The complete call that counts, None without one."""
+    def _counted_calls(self, body: str, max_calls: int = 1) -> list[re.Match[str]]:
+        """The complete calls of a turn that count."""
         calls = list(self._call.finditer(body))
-        return (calls[-1] if self.several == "last" else calls[0]) if calls else None
-
-    def _disregards_call(self, body: str, call: re.Match[str] | None, answers: bool) -> bool:
-        """Whether a turn with a call is an answer, or nothing, in the dialect's system."""
-        if self.both == "answer":
-            return self._answer.search(self._call.sub("", body)) is not None
-        return self.both == "end" and bool(body[call.end() :].strip() if call else answers)
+        if max_calls > 1:
+            return calls[:max_calls]
+        return calls[-1:] if self.several == "last" else calls[:1]
 
     def _json(self, call: Any) -> str:
         return json.dumps(call, separators=self.separators, ensure_ascii=False, allow_nan=False)
