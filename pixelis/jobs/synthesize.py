@@ -20,6 +20,7 @@ from pixelis.datasets.synthesis.corrections import WAYS
 from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, SourceRows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
+from pixelis.files import write_json
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.operations import select
 from pixelis.telemetry import lineage
