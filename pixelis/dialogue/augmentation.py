@@ -1,8 +1,7 @@
 """Test-time augmentation: a session that shows the policy its pictures in a corrected light.
 
-A vote among samples repeats what the policy always gets wrong about a picture. Samples that see it in another light err in
-other places, so that the vote is right more often. A correction changes values and never places: the same calls mean the same
-regions, and an episode can be learnt from with the pictures as they are.
+Samples that see a picture in another light err in other places, so that their vote is right more often. A correction
+changes values and never places: the same calls mean the same regions, and an episode can be learnt from as it is.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class AugmentedSession:
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Generate one turn; see `Session.generate`."""
         if self.correction is None and views:
             self.correction = Correction(self.name, views)
         shown = [self.correction(view) for view in views] if self.correction is not None else []

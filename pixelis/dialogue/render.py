@@ -1,7 +1,7 @@
 """Renders chat turns as exact tokens, and parses policy tokens to turns.
 
-Only this module and the dialect produce tags and special tokens: text of users, demonstrations and observations never becomes
-one, whatever it spells. Image pads are expanded only here.
+Only this module and the dialect produce tags and special tokens: text of users, demonstrations and observations never
+becomes one, whatever it spells.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class Renderer:
     """Renders and parses the turns of one model with its tokenizer, dialect and operations.
 
-    ``operations`` are the given ones that the dialect supports, ``environments`` those that questions may name. Raises BadInput
-    if the tokenizer lacks a token of the chat format, BadConfig if a dialect with operations supports none of the given ones, or
-    an environment has actions that it has no form for.
+    ``operations`` are those that the dialect supports, ``environments`` those that questions may name. Raises BadInput if the
+    tokenizer lacks a token of the chat format, BadConfig if the dialect has no form for the operations or an environment.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class Renderer:
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
         """The turns before the first policy token: [system,] user, ... The tokens end with the assistant's opener.
 
-        An earlier exchange is one user turn, whose tokens go on to the assistant's answer. ``views`` are the question's pictures
-        in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the system message of the question's row
-        stands for the dialect's instructions. Where the dialect has no system turn it is that of the model's chat template.
+        An earlier exchange is one user turn, whose tokens include the answer. ``views`` are the question's pictures in order;
+        ``operations`` False offers no tools. With ``dialogue.system: row`` the system message of the question's row replaces the
+        dialect's instructions. A dialect without a system turn gets that of the model's chat template.
         """
         turns = []
         offered = self.offered(question, operations)
@@ -115,10 +114,7 @@ class Renderer:
 
     @functools.cached_property
     def _template_system(self) -> list[Piece]:
-        """The system turn that the model's chat template writes by itself, as those of Qwen2-VL and Qwen2.5-VL; else empty.
-
-        Raises BadInput if the template cannot write a user turn.
-        """
+        """The system turn that the model's chat template writes by itself, as that of Qwen2.5-VL. Raises BadInput."""
         if not self.tokenizer.chat_template:
             return []
         content = [{"type": "text", "text": "?"}] if self.spec.reads_images else "?"
@@ -165,10 +161,8 @@ class Renderer:
     ) -> tuple[Turn, Reply]:
         """Parse a policy turn; the tokens are stored exactly. ``images`` are the views so far (targets and sizes).
 
-        ``operations`` are those that may be called (`offered`), by default all.
-
-        A turn with a banned id, an id outside the vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no
-        tokens: its text is for the log, and it never enters a batch. Raises BadInput if tokens and log-probs differ in number.
+        ``operations`` are those that may be called (`offered`), by default all. A turn with a banned id, an id outside the
+        vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no tokens: it never enters a batch.
         """
         tokens, log_probs = [int(t) for t in tokens], [float(p) for p in log_probs]
         if len(tokens) != len(log_probs):
@@ -219,8 +213,7 @@ class Renderer:
         """A demonstration's turn: calls, or the text of an answer. Ends with the stop token; has no log-probs.
 
         ``images`` are the views so far, which models with pixel coordinates need. The turn's actions are the dialect's versions
-        of the given ones. Raises OperationError if the dialect cannot express one, if a box is below the resolution of the
-        scale, or for more calls than ``dialogue.max_calls``.
+        of the given ones. Raises OperationError if the dialect cannot express them, or for more than ``dialogue.max_calls``.
         """
         calls = [content] if isinstance(content, Action) else [] if isinstance(content, str) else list(content)
         self.check_calls(len(calls))
@@ -269,16 +262,16 @@ class Renderer:
                 continue
             out += self._encode_text(pending)
             pending = ""
-            out += self._encode_text(piece) if isinstance(piece, str) else self._pads(piece)
+            if isinstance(piece, str):
+                out += self._encode_text(piece)
+                continue
+            if not self.spec.reads_images:
+                fix = "name a vision-language model in policy.model, or questions without media"
+                raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision", fix=fix)
+            width, height = piece.view_size
+            pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
+            out += [self.spec.vision_start, *pads, self.spec.vision_end]
         return out + self._encode_text(pending)
-
-    def _pads(self, view: ImageView) -> list[int]:
-        if not self.spec.reads_images:
-            fix = "name a vision-language model in policy.model, or questions without media"
-            raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision", fix=fix)
-        width, height = view.view_size
-        pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
-        return [self.spec.vision_start, *pads, self.spec.vision_end]
 
     def _encode_text(self, text: str) -> list[int]:
         """Encode a piece of text; short ones are cached, because every episode of a group repeats them."""

@@ -23,13 +23,12 @@ BATCH_PRIORITY = 10
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling settings of a session.
+    """Sampling settings of a session. Raises BadInput for values out of range.
 
     temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability. max_tokens: limit of one
     `generate` call, the stop token included. seed: determines the session's random numbers together with the first prompt and
-    the version; sessions that share a prefix_key differ even with equal seeds. priority: a lower one is scheduled first where
-    requests wait, as in vLLM. top_log_probs: the number of most likely tokens to report at each place of a turn. stop: text with
-    which a turn ends as with the stop token; the token that completes it is the last. Raises BadInput for values out of range.
+    the version. priority: a lower one is scheduled first, as in vLLM. top_log_probs: number of most likely tokens to report at
+    each place. stop: text with which a turn ends as with the stop token; the token that completes it is the last.
     """
 
     temperature: float = 1.0
@@ -57,8 +56,8 @@ class Completion:
 
     tokens: ids, the stop token included. log_probs: natural log-probability of each token under the sampling distribution
     (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution at temperature 1).
-    finish: `stop` after the stop token or text, `length` at max_tokens. top_log_probs: for each token, the most likely tokens of
-    its place with their log-probabilities, the most likely first; fewer than requested where fewer are possible.
+    finish: `stop` after the stop token or text, `length` at max_tokens. top_log_probs: for each token, the most likely tokens
+    of its place with their log-probabilities, the most likely first.
     """
 
     tokens: list[int]

@@ -54,8 +54,7 @@ SPEAKABLE = frozenset(
 class ModelSpec:
     """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
 
-    ``banned``: ids that must never be sampled: all special tokens except ``stop`` (image and video pads, vision delimiters, turn
-    openers, padding), and rows of the logits without a token.
+    ``banned``: ids that must never be sampled: all special tokens except ``stop``, and rows of the logits without a token.
     """
 
     family: str

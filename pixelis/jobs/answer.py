@@ -15,7 +15,6 @@ that makes confidence the probability of a right answer. --dry-run checks FILE a
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -24,10 +23,12 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import filelock
 
 from pixelis.actors import placement, reservations
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
@@ -37,7 +38,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
-from pixelis.files import disk_failures
+from pixelis.files import disk_failures, locked
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.remote_agent import RemoteAgent
@@ -91,18 +92,14 @@ def parse(words: list[str]) -> Options:
 
 
 class AnswerFile:
-    """The lines written so far, and new ones. A line that a crash cut off is removed.
+    """The lines written so far, and new ones; a line that a crash cut off is removed.
 
-    ``settings`` identify how the answers are made. Raises BadInput for a file with answers made otherwise, or in use.
+    ``settings`` identify how the answers are made. Raises BadInput for a file with answers made otherwise.
     """
 
     def __init__(self, file: BinaryIO, path: Path, settings: str):
         self.file, self.settings = file, settings
         self.failed = 0
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"another process writes {path}", fix="wait for it, or choose another --out") from None
         self.done = set[tuple[int, str]]()
         size = 0
         for line in file:
@@ -132,15 +129,18 @@ class AnswerFile:
 
 @contextmanager
 def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
-    """Open the file of answers, which is created if it does not exist. Raises BadConfig for a folder."""
-    with disk_failures(path):
+    """Open the file of answers, which is created if it does not exist. BadConfig for a folder, BadInput if it is in use."""
+    with ExitStack() as stack:
+        stack.enter_context(disk_failures(path))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            stack.enter_context(locked(path.with_name(f".{path.name}.lock"), wait=False))
+            path.touch()
+            file = stack.enter_context(path.open("r+b"))
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
             raise BadConfig(f"{path} is a folder, or below a file", fix="name another file by --out") from None
-        with open(descriptor, "r+b") as file:
-            yield AnswerFile(file, path, settings)
+        except filelock.Timeout:
+            raise BadInput(f"another process writes {path}", fix="wait for it, or choose another --out") from None
+        yield AnswerFile(file, path, settings)
 
 
 def questions_of(config: Config, options: Options, on_labels: OnLabels = drop_labels) -> Iterator[tuple[int, Question]]:
@@ -268,17 +268,17 @@ def correctness(config: Config, options: Options, path: Path) -> tuple[list[floa
     return confidences, right
 
 
-async def _run_local(config: Config, options: Options, actors: placement.Actors, out: AnswerFile) -> None:
-    most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
-    async with local_agent(config, actors) as answer:
-        await answer_all(questions_of(config, options), out, answer, options.concurrency or most)
-
-
-async def _run_remote(config: Config, options: Options, out: AnswerFile) -> None:
-    assert options.url is not None
+async def run(config: Config, options: Options, out: AnswerFile, actors: placement.Actors | None) -> None:
+    """Answer the file with the generators of this job, or without any at the running service."""
+    questions = questions_of(config, options)
+    if actors is not None:
+        most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
+        async with local_agent(config, actors) as answer:
+            await answer_all(questions, out, answer, options.concurrency or most)
+        return
     key = os.environ.get(config.serve.api_key_env, "").strip()
-    async with RemoteAgent(options.url, key, config.toolbox, config.serve.timeout_s) as agent:
-        await answer_all(questions_of(config, options), out, agent.answer, options.concurrency or 4)
+    async with RemoteAgent(str(options.url), key, config.toolbox, config.serve.timeout_s) as agent:
+        await answer_all(questions, out, agent.answer, options.concurrency or 4)
 
 
 def check(config: Config) -> None:
@@ -316,14 +316,14 @@ def main() -> None:
     path = options.out or Path(config.run.dir) / "answers.jsonl"
     with driver("answer"), _one_error(), answer_file(path, settings_of(config, options.url)) as out:
         if options.url is not None:
-            asyncio.run(_run_remote(config, options, out))
+            asyncio.run(run(config, options, out, None))
         else:
             assert config.data.evaluate is not None
             with (
                 run_folder(config, config.data.evaluate),
                 placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
             ):
-                asyncio.run(_run_local(config, options, actors, out))
+                asyncio.run(run(config, options, out, actors))
         if options.calibrate:
             show_calibration(config, options, path, configured)
     print(f"answers: {path}")

@@ -153,6 +153,8 @@ class ChatModel:
     def _work(self) -> None:
         while (item := self._calls.get()) is not None and not self.client.stopping.is_set():
             future, call, arguments = item
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(call(*arguments))
             except BaseException as error:

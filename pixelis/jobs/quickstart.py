@@ -34,6 +34,7 @@ from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
 from pixelis.jobs.driver import driver, hardware, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_adapter
 from pixelis.records import Question
 from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
@@ -88,7 +89,10 @@ class Quickstart:
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
             rft_adapter = self.timed("rft", lambda: rft.run(config, actors))
-            self.policies = {"sft": 0, "rft": newest(actors, "rft")}
+            # Published again, because an earlier run of the last stage may have displaced these weights; what that promoted ends.
+            weights, step = load_adapter(rft_adapter), checkpoint.step_of(rft_adapter)
+            published = ray.get(actors.store.publish.remote(weights, "rft", step, restart=True))
+            self.policies = {"sft": 0, "rft": published}
             self.measure(config, actors, "rft", self.policies["rft"])
             print("3/4  serve over HTTP; the agent adapts to a stream of changed, unlabelled pictures by its own votes")
             self.timed("serve", lambda: self.serve_and_adapt(config, actors, rft_adapter))
@@ -119,8 +123,6 @@ class Quickstart:
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # The stream is the same in every run, so an earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
-        # For the same reason what it promoted must not be where this one starts.
-        ray.get(actors.store.promote.remote(self.policies["rft"]))
         with run_folder(online), serve.serving(online, actors) as (url, backend):
             if (evolution := backend.evolution) is None:
                 raise BadConfig("the last stage of the quickstart learns from traffic", fix="evolution.enabled=true")
@@ -217,17 +219,20 @@ class Quickstart:
 
     def print_table(self, page: str) -> None:
         """Print the results of all arms."""
-        print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':14}  {'zooms':>5}  {'tool errors':>11}")
+        print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':13}  {'zooms':>5}  {'tool errors':>11}")
         for name, arm in self.arms.items():
             s = arm.summary
             low, high = s["ci95"]
-            print(f"{name:8} {s['accuracy']:8.3f}  [{low:.3f}, {high:.3f}]  {s['rapr']:5.2f}  {s['tool_error_rate']:11.3f}")
+            interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
+            errors = f"{100 * s['tool_error_rate']:.1f} %"
+            print(f"{name:8} {100 * s['accuracy']:6.1f} %  {interval:13}  {s['rapr']:5.2f}  {errors:>11}")
         before, after, gain = self.shift["before"], self.shift["after"], self.shift["after_minus_before"]
+        low, high = gain["ci95"]
         print(
-            f"\non `{self.shift['name']}` pictures: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after "
-            f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests "
-            f"(difference {gain['mean']:+.3f} [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]); "
-            f"candidates promoted {self.shift['promoted']}, refused {self.shift['refused']}, undecided {self.shift['undecided']}"
+            f"\n`{self.shift['name']}` pictures: {100 * before['accuracy']:.1f} % before, {100 * after['accuracy']:.1f} % after "
+            f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests: "
+            f"{100 * gain['mean']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]\n"
+            f"candidates: {self.shift['promoted']} promoted, {self.shift['refused']} refused, {self.shift['undecided']} undecided"
         )
         print(f"\nsummary  {self.folder / 'summary.json'}\nreport   {page}   <- open this in a browser")
 

@@ -57,21 +57,18 @@ class RemoteAgent:
             if reply is not None and code == 200:
                 return dict(reply.json())
             if reply is not None and code not in (408, 429) and code < 500:
-                raise _refusal(reply)
+                try:
+                    refusal = reply.json()["error"]
+                    name, message = str(refusal["code"]), str(refusal["message"])
+                except (ValueError, KeyError, TypeError):
+                    name, message = "not_a_service", f"{reply.url} answers with status {code}"
+                if code in (401, 403, 404, 405) or name == "not_a_service":  # not this question alone
+                    raise InfraFailure(
+                        f"the service refuses to answer: {message}", code=name, fix="check --url and PIXELIS_API_KEY"
+                    )
+                raise BadInput(message, code=name)
             if time.monotonic() + pause_s > deadline:
                 message = f"{self.client.base_url} did not answer for {self.patience_s:g} s ({problem})"
                 raise InfraFailure(message, fix="look at its /healthz; repeat the command, it goes on where it ended")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-
-def _refusal(reply: httpx.Response) -> Exception:
-    """The error of a refused question, or of a key that may not ask at all."""
-    try:
-        error = reply.json()["error"]
-        code, message = str(error["code"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        code, message = "not_a_service", f"{reply.url} answers with status {reply.status_code}"
-    if reply.status_code in (401, 403, 404, 405) or code == "not_a_service":
-        return InfraFailure(f"the service refuses to answer: {message}", code=code, fix="check --url and PIXELIS_API_KEY")
-    return BadInput(message, code=code)

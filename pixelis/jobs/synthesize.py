@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.actors import cluster, synthesis
@@ -22,6 +20,7 @@ from pixelis.datasets.synthesis.corrections import WAYS
 from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, SourceRows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
+from pixelis.files import write_json
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.operations import select
 from pixelis.telemetry import lineage
@@ -38,7 +37,9 @@ def run(config: Config) -> dict[str, Any]:
     sources = sorted({config.synthesis.datasources[quota.source].path for quota in quotas(config.synthesis)})
     with run_folder(config, *sources) as folder:
         if not config.run.resume:
-            _start_over(folder)
+            for name in ("rounds", "shards", "samples"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / "summary.json").unlink(missing_ok=True)
         scheduler, rows = (
             QuotaScheduler(folder, config.synthesis, config.run.seed),
             SourceRows(config.synthesis, config.data.max_bad_rows, folder),
@@ -55,15 +56,9 @@ def run(config: Config) -> dict[str, Any]:
         seconds = time.monotonic() - started
         summary = scheduler.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
         summary["samples_per_second"] = round((scheduler.completed - before) / max(seconds, 1e-9), 2)
-        (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        write_json(folder / "summary.json", summary)
         lineage.record_in_run(folder / "samples", "dataset")
         return summary
-
-
-def _start_over(folder: Path) -> None:
-    for name in ("rounds", "shards", "samples"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / "summary.json").unlink(missing_ok=True)
 
 
 def check(config: Config) -> None:

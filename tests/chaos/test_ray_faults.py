@@ -1,4 +1,4 @@
-"""Faults of Ray itself: failing RPCs (F9) and a lost head (F18), each on a cluster of its own."""
+"""Faults of Ray itself: a full object store (F8), failing RPCs (F9) and a lost head (F18), each on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ def play(case: str, folder: Path, **variables: str) -> dict[str, Any]:
     results = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     assert results, run.stdout[-3000:] + run.stderr[-3000:]
     return json.loads(results[0].removeprefix("RESULT "))
+
+
+@pytest.mark.long  # tests/unit/policy/test_storage.py: object stores that are too small are named beforehand
+def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record_figures: RecordFigures) -> None:
+    """F8: another actor holds three times the 80 MB of the store for a while.
+
+    Goal: objects are spilled, no process is killed, every step is made, and nothing that was spilled has changed.
+    """
+    result = play("store", tmp_path)
+    record_figures(**result["step_s"], held_mb=10 * result["held"])
+    assert result["spilled"]
+    assert result["intact"]
+    assert result["restarted"] == [False]
+    assert result["failures"] == 0
+    assert result["steps"] == list(range(1, 21))
+    assert result["trained"] >= 10  # the others had groups without a difference
 
 
 def test_f09_a_memory_stores_each_experience_once_while_calls_fail(tmp_path: Path, record_figures: RecordFigures) -> None:

@@ -1,7 +1,6 @@
 """Filters questions by pass rate, by perception utility, and by occurrence in evaluation sets.
 
-The pass rate excludes questions that the policy always or never answers, as in Mini-o3 and Pixel-Reasoner. Perception utility
-keeps questions that need operations, as in DeepEyes. ``jobs.refine`` runs the episodes.
+Sources: Mini-o3 and Pixel-Reasoner (questions that the policy always or never answers), DeepEyes (perception utility).
 """
 
 from __future__ import annotations

@@ -71,12 +71,7 @@ def heuristic(demonstration: Demonstration, score: Score) -> float:
 
 
 def components(d: Demonstration, score: Score) -> dict[str, float]:
-    """The six components by name, each 0..1.
-
-    Completeness: mean of the shares of turns with a thought and of calls with an observation, and the presence of
-    answer, truth and origin. Efficiency: share of the calls to learn that neither repeat another nor fail. Complexity:
-    half for four operations, half for three different ones, proportionally less below.
-    """
+    """The six components by name, each 0..1; see docs/refinement.md."""
     thought = _mean([bool(turn.think and turn.think.strip()) for turn in d.turns])
     observed = _mean([step.observation is not None for step in d.steps], empty=1.0)
     learnt = [step for step in d.steps if step.learn]

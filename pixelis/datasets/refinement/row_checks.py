@@ -24,8 +24,8 @@ HASHES = "pictures.jsonl"
 class CheckedRow:
     """A demonstration with observations and quality, and the hashes of its media.
 
-    contents: of the bytes of each medium; looks: 64 bits of its appearance, empty unless appearances are compared; dropped: the
-    cause if the row is dropped; unreadable: code and message if a medium cannot be read.
+    contents: of the bytes of each medium; looks: 64 bits of its appearance, if appearances are compared; dropped: the cause
+    if the row is dropped; unreadable: code and message if a medium cannot be read.
     """
 
     demonstration: Demonstration

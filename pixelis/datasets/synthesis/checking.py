@@ -49,21 +49,7 @@ OPPOSITES = (
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan", "orange", "brown", "black", "white", "grey", "pink")
 THINGS = ("bottle", "chair", "bird", "cup", "book", "clock", "hat", "ball", "key", "shoe", "lamp", "box")
 """Labels that a thing may be mistaken for in a picture with one kind of thing."""
-MISREAD = {"0": "8", "1": "7", "2": "7", "3": "8", "4": "9", "5": "6", "6": "5", "7": "1", "8": "3", "9": "4"}
-MISREAD |= {
-    "o": "a",
-    "a": "e",
-    "e": "c",
-    "c": "e",
-    "i": "l",
-    "l": "i",
-    "n": "h",
-    "h": "n",
-    "u": "v",
-    "m": "n",
-    "s": "z",
-    "t": "f",
-}
+MISREAD = dict(zip("0123456789oaecilnhumst", "8778965134aecelihnvnzf", strict=True))
 """Characters and those that they are misread as."""
 _CHOICE = re.compile(r"(?:the |an? )?([\w][\w -]*?),? or (?:the |an? )?([\w][\w -]*?)\s*\?")
 
@@ -93,11 +79,11 @@ def is_right(question: Question, answer: str | None, rewards: RewardsConfig | No
 def is_wrong(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
     """True if the scorer rejects the answer and it is no accepted one with a synonym of its colour (grey for gray)."""
     refused = counts_as_wrong(question, score(question, answer, shared_services(rewards or RewardsConfig())))
-    return refused and _meaning(answer or "") not in {_meaning(truth) for truth in question.answers or ()}
-
-
-def _meaning(text: str) -> str:
-    return " ".join(naming.COLOUR_SYNONYMS.get(word, word) for word in canonical(text).split())
+    meanings = [
+        " ".join(naming.COLOUR_SYNONYMS.get(word, word) for word in canonical(text).split())
+        for text in (answer or "", *(question.answers or ()))
+    ]
+    return refused and meanings[0] not in meanings[1:]
 
 
 def require_right(golden: Demonstration, rewards: RewardsConfig | None = None) -> None:

@@ -157,13 +157,13 @@ def _check_differs(call: MistakenCall, place: Place) -> None:
 # Ways to make a mistake
 
 
-def _recrop_once(place: Place) -> list[MistakenCall]:
+def recrop_once(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
     return [place.call_at(near_miss(place.box, place.rng, MAX_IOU / 2), "recrop", "the crop lies beside the region")]
 
 
-def _recrop_twice(place: Place) -> list[MistakenCall]:
-    first = _recrop_once(place)
+def recrop_twice(place: Place) -> list[MistakenCall]:
+    first = recrop_once(place)
     before = place_of("zoom_in", first[0].arguments)
     assert before is not None
     for _ in range(8):
@@ -173,7 +173,7 @@ def _recrop_twice(place: Place) -> list[MistakenCall]:
     raise DataFailure("there is no room for a second crop", code="no_distractor")
 
 
-def _oversized_zoom(place: Place) -> list[MistakenCall]:
+def oversized_zoom(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
     box = oversized(place.box, place.rng, MAX_IOU)
     if box == WHOLE:
@@ -182,7 +182,7 @@ def _oversized_zoom(place: Place) -> list[MistakenCall]:
     return [MistakenCall("zoom_in", place.target, arguments, "oversized", "the crop is too large to see the details")]
 
 
-def _reselect_frames(place: Place) -> list[MistakenCall]:
+def reselect_frames(place: Place) -> list[MistakenCall]:
     place.require_op("select_frames")
     clip = place.session.media.get(place.target)
     if not isinstance(clip, Clip):
@@ -192,7 +192,7 @@ def _reselect_frames(place: Place) -> list[MistakenCall]:
     return [MistakenCall("select_frames", place.target, {"frames": frames}, "frames", "the frames are of another moment")]
 
 
-def _wrong_object(place: Place) -> list[MistakenCall]:
+def wrong_object(place: Place) -> list[MistakenCall]:
     """The same operation at a neighbouring annotated thing that no step is about, or beside the object if there is none."""
     place.require_op("segment_object_at", "read_text", "track_object", "get_properties")
     target, box = place.target, place.box
@@ -227,7 +227,7 @@ def _relevant_places(place: Place, root: str) -> list[Box]:
     return [box for name, _, box in roots if name == root]
 
 
-def _repaired_call(place: Place) -> list[MistakenCall]:
+def repaired_call(place: Place) -> list[MistakenCall]:
     """A call that is refused: an unknown argument, an object that was never found, a frame beyond the end of the clip."""
     op, target, right = place.op, place.target, place.step.arguments
     broken: list[tuple[str, dict[str, Any], str]] = []
@@ -248,11 +248,11 @@ def _repaired_call(place: Place) -> list[MistakenCall]:
 
 
 WAYS: dict[str, Callable[[Place], list[MistakenCall]]] = {
-    "recrop_once": _recrop_once,
-    "recrop_twice": _recrop_twice,
-    "oversized_zoom": _oversized_zoom,
-    "reselect_frames": _reselect_frames,
-    "wrong_object": _wrong_object,
-    "repaired_call": _repaired_call,
+    "recrop_once": recrop_once,
+    "recrop_twice": recrop_twice,
+    "oversized_zoom": oversized_zoom,
+    "reselect_frames": reselect_frames,
+    "wrong_object": wrong_object,
+    "repaired_call": repaired_call,
 }
 """Kinds of self-correction by name."""

@@ -1,7 +1,7 @@
 """Extracts named facts from executed calls, and derives the answer that other facts would give.
 
-The facts of a call come from the operation's result and from the annotations at its place. A golden demonstration and one that
-looks elsewhere have facts of the same names, so that the answer of the other place can be derived.
+A golden demonstration and one that looks elsewhere have facts of the same names, so that the answer of the other place
+can be derived.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def subject_box(self) -> Box:
-        """The box of the subject, or the place of the call if there is none; the call must have either."""
+        """The box of the subject, or the place of the call, which must have either."""
         box = (self.subject.box if self.subject is not None else None) or self.place
         assert box is not None
         return box
@@ -52,10 +52,7 @@ Pairs = Sequence[tuple[Evidence, Evidence]]
 
 
 def collect_evidence(steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None) -> list[Evidence]:
-    """The evidence of every successful call; ``images`` are those of the session in which the steps were executed.
-
-    A call about an object looks at the place where the object was segmented.
-    """
+    """The evidence of every successful call; ``images`` are those of the session in which the steps were executed."""
     annotations = annotations or Annotations()
     names = naming.describe([region for region in annotations.regions if region.frame is None])
     known_images = {image.id for image in images}
@@ -76,11 +73,13 @@ def collect_evidence(steps: Sequence[Step], images: Sequence[ImageView], annotat
             item.frame = int(step.arguments.get("start") or item.frame or 0)
         item.subject = earlier.subject if earlier is not None else _subject(item, annotations)
         if isinstance(item.subject, Region):
+            attributes = {f"attribute.{key}": value for key, value in item.subject.attributes.items()}
             item.name = names.get(item.subject.id, item.subject.label)
+            item.facts = {"label": item.subject.label, **attributes}
         elif item.subject is not None:
             item.name = item.subject.text
-        item.facts = {
-            **_annotated_facts(item.subject),
+            item.facts = {"text": item.subject.text}
+        item.facts |= {
             **_event_facts(observation.data, annotations),
             **_measured_facts(observation.data),
         }
@@ -111,14 +110,8 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
     return min(around, key=lambda pair: pair[0])[1] if around else None
 
 
-def _annotated_facts(subject: Region | Line | None) -> dict[str, Any]:
-    if isinstance(subject, Region):
-        return {"label": subject.label, **{f"attribute.{key}": value for key, value in subject.attributes.items()}}
-    return {"text": subject.text} if subject is not None else {}
-
-
 def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:
-    """The one annotated event that all shown frames lie in; for every event, whether, when first and when last it is shown."""
+    """The one event that all shown frames lie in; for every event, whether, when first and when last it is shown."""
     times = [frame["time"] for frame in data.get("frames", [])]
     if not times:
         return {}
@@ -132,7 +125,6 @@ def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str,
 
 
 def _measured_facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts from an operation's ``data``: text read, properties measured, the object's area, the track's motion."""
     facts: dict[str, Any] = {}
     if lines := data.get("lines"):
         facts["read"] = " ".join(str(line["text"]) for line in lines)
@@ -204,12 +196,11 @@ def _concerns(question: str, key: str) -> bool:
 
 
 def derive_answer(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
-    """The answer that the other evidence gives in place of ``answer``, and the fact behind it.
+    """The answer that the other evidence gives in place of ``answer``, and the fact behind it; None if no fact explains it.
 
-    ``accepts`` says whether a text is as good as the answer. Explanations are tried in this order: a fact is the answer itself;
-    the answer names the subject with the largest or smallest value of a measure; it says whether one subject has more than
-    another, whether an event is shown, or how many times more; it is a side or a direction. None when no fact explains the
-    answer, or when the other evidence gives the same answer.
+    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts: a fact is the answer
+    itself; the answer names the subject with the largest or smallest value; it says whether one subject has more than
+    another, whether an event is shown, or how many times more; it is a side or a direction.
     """
     return (
         _equal_fact(question, answer, pairs, accepts)
@@ -247,7 +238,8 @@ def _extreme_subject(question: str, answer: str, pairs: Pairs) -> tuple[str, str
         values = [{i: float(pairs[i][side].facts[key]) for i in rows} for side in (0, 1)]
         for extreme in (max, min):
             before, after = (extreme(rows, key=by_row.__getitem__) for by_row in values)
-            if _mentions(answer, names[before]) and not _mentions(answer, names[after]):
+            named = [re.search(rf"\b{re.escape(canonical(names[i]))}\b", canonical(answer)) for i in (before, after)]
+            if named[0] and not named[1]:
                 return re.sub(re.escape(names[before]), names[after], answer, count=1, flags=re.IGNORECASE), key
     return None
 
@@ -301,26 +293,22 @@ def _ratio(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bo
 def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
     """A side of the first subject from the last, or the direction of a track; the opposite when the sign changes elsewhere."""
     words = set(re.findall(r"[a-z]+", canonical(answer)))
+    places = [(old.place, new.place) for old, new in pairs if old.place and new.place]
     for sides, axis in SIDES:
         if len(words & set(sides)) != 1:
             continue
-        for key, old, new in _differences(pairs, axis):
-            word = sides[int(old > 0)]
-            if word in words and old * new < 0:
-                return re.sub(rf"\b{word}\b", sides[int(new > 0)], answer, flags=re.IGNORECASE), key
+        track = ("track.dx", "track.dy")[axis]
+        differences = [
+            (track, float(old.facts[track]), float(new.facts.get(track, 0))) for old, new in pairs if track in old.facts
+        ]
+        if len(places) >= 2:
+            before, after = (middle(places[0][side])[axis] - middle(places[-1][side])[axis] for side in (0, 1))
+            differences.append((("place.dx", "place.dy")[axis], before, after))
+        for key, value, other in differences:
+            word = sides[int(value > 0)]
+            if word in words and value * other < 0:
+                return re.sub(rf"\b{word}\b", sides[int(other > 0)], answer, flags=re.IGNORECASE), key
     return None
-
-
-def _differences(pairs: Pairs, axis: int) -> list[tuple[str, float, float]]:
-    """Values before and after a change along an axis: of tracks, and between the boxes of the first and the last call."""
-    key = ("dx", "dy")[axis]
-    track = f"track.{key}"
-    result = [(track, float(old.facts[track]), float(new.facts.get(track, 0))) for old, new in pairs if track in old.facts]
-    places = [(old.place, new.place) for old, new in pairs if old.place and new.place]
-    if len(places) >= 2:
-        before, after = (middle(places[0][side])[axis] - middle(places[-1][side])[axis] for side in (0, 1))
-        result.append((f"place.{key}", before, after))
-    return result
 
 
 def format_like(value: Any, answer: str) -> str | None:
@@ -337,7 +325,3 @@ def format_like(value: Any, answer: str) -> str | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _mentions(answer: str, name: str) -> bool:
-    return bool(name) and re.search(rf"\b{re.escape(canonical(name))}\b", canonical(answer)) is not None

@@ -1,7 +1,4 @@
-"""Executes operations on a question's full-resolution media while a demonstration is built; needs no model.
-
-An `Executor` holds the settings, a `Session` the media of one question and the turns taken so far.
-"""
+"""Executes operations on a question's full-resolution media while a demonstration is built; needs no model."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ class Executor:
     """Settings of the operations and the pixel budgets of views; opens a `Session` for a question.
 
     Sides of views are multiples of ``multiple``; ``coordinates`` is the scale of coordinates in the text of observations.
-    BadConfig for unknown operations; MissingDependency or MissingFile for operations that cannot run here, because every sample
-    that calls one would be dropped.
+    BadConfig for unknown operations; MissingDependency or MissingFile for operations that cannot run here.
     """
 
     def __init__(
@@ -112,8 +108,8 @@ class Session:
     def execute(self, op: str, target: str | None = None, *, allow_error: bool = False, **arguments: Any) -> Observation:
         """Execute an operation without a turn; later calls can refer to its images and objects.
 
-        Successes are numbered ``obs1``, ``obs2``, ... Coordinates are 0..1 of ``target``, a media or observation id. DataFailure
-        with the operation's own code when it is refused, or with ``allow_error`` an observation that says so.
+        Coordinates are 0..1 of ``target``, a media or observation id. A refused call raises a DataFailure with the operation's
+        code, or with ``allow_error`` returns an observation that says so.
         """
         action = Action(op=op, target=target or self.target, arguments=arguments)
         observation, shown = self._executed(action)
@@ -168,7 +164,7 @@ class Session:
     def replay(self, steps: Sequence[Step], rename: Mapping[str, str] | None = None) -> dict[str, str]:
         """Execute the turns of another demonstration of this question as further turns of this session.
 
-        Ids (``obs1``, ``obj1``) in arguments, thoughts and the answer are replaced by those of the same turn here. Returns these
+        Ids (``obs1``, ``obj1``) in arguments, thoughts and the answer are replaced by those of the same turn here; returns these
         replacements, to which ``rename`` gives the first ones. DataFailure as ``execute``.
         """
         names = dict(rename or {})

@@ -1,4 +1,4 @@
-"""Geometry of boxes, points and masks, 0..1 of a view: comparisons, boxes on a grid, near misses, places of calls."""
+"""Geometry of boxes, points and masks, 0..1 of a view; places of calls."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def heading(dx: float, dy: float, tolerance: float = 33.0) -> str | None:
 def neighbours(box: Sequence[float], others: Sequence[Sequence[float]], width: int, height: int) -> dict[str, int]:
     """The index of the box next to ``box`` by direction (left, right, up, down), where there is one beyond doubt.
 
-    Beyond doubt: it lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within 60
-    degrees is farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
+    It lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within 60 degrees is
+    farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
     """
     x, y = middle(box)
     steps = [((u - x) * width, (v - y) * height) for u, v in map(middle, others)]
@@ -147,7 +147,7 @@ def square_around(point: Point, side: float, grid: float) -> Box:
 
 
 def near_miss(box: Box, rng: np.random.Generator, max_iou: float) -> Box:
-    """A box of the same size beside ``box``, within 0..1, that does not show its middle; their IoU is at most ``max_iou``.
+    """A box of the same size beside ``box`` that does not show its middle; their IoU is at most ``max_iou``.
 
     DataFailure ``no_room`` when the picture leaves no room for one.
     """
@@ -202,7 +202,7 @@ def other_frames(frames: Sequence[int], count: int, rng: np.random.Generator) ->
 def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
     """The region that a call is about, 0..1 of its target: its box, a small square around its point, or the square of a zoom.
 
-    A read_text without a box is about the whole target; None for calls about no region.
+    A read_text without a box is about the whole target; other calls without one are about no region.
     """
     if (box := arguments.get("box")) is not None:
         return clamp(tuple(box))

@@ -1,8 +1,7 @@
-"""Cold-start demonstrations by in-context imitation: a vision-language model sees demonstrations and plays real episodes.
+"""Cold-start demonstrations by in-context imitation: a vision-language model sees demonstrations and plays episodes.
 
-Every call is executed on the question's own pixels; an episode is kept if its answer is right and every call succeeds. A policy
-behind a Pixelis gateway needs no demonstrations: it plays the episode, and its calls are executed again here.
-Source: Mini-o3 (arXiv 2509.07969), section on cold-start data: six demonstrations in context, turn by turn, filtered by answer.
+An episode is kept if its answer is right and every call succeeds when it is executed on the question's own pixels. A
+policy behind a Pixelis gateway needs no demonstrations. Source: cold start of Mini-o3 (arXiv 2509.07969).
 """
 
 from __future__ import annotations

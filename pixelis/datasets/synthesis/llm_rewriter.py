@@ -44,10 +44,10 @@ class LlmRewriter:
         self.client = LlmClient(settings, "synthesis.writer", cache, calls_per_minute=settings.calls_per_minute)
 
     def rewrite(self, demonstration: Demonstration) -> Demonstration:
-        """The demonstration with rewritten thoughts.
+        """The demonstration with rewritten thoughts; DataFailure when the server cannot be reached or refuses the request.
 
         If every reply is rejected, it keeps the template thoughts and ``provenance.writer`` says so; with ``on_reject`` drop,
-        DataFailure ``writer_rejected``. DataFailure also when the server cannot be reached or refuses the request.
+        DataFailure ``writer_rejected``.
         """
         if not any(turn.think for turn in demonstration.turns):
             return demonstration

@@ -71,8 +71,7 @@ def noun(label: str) -> str:
 def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[str, str]:
     """Descriptions by region id that fit one region only: "the red cup", "the leftmost cup", "the cup in the centre".
 
-    Regions without such a description are left out. Labels in ``partial`` may belong to further things that are not annotated, so
-    that only the position identifies one of them.
+    Labels in ``partial`` may belong to further things that are not annotated, so that only a position identifies one of them.
     """
     by_noun: dict[str, list[Region]] = {}  # "cup", "a cup" and "the cup" of captions are one kind
     for region in regions:

@@ -1,8 +1,7 @@
 """Words the thoughts of a demonstration from templates: before an operation, after it, and before the answer.
 
-A thought consists of a framing of the question, a remark on the last observation, and the aim of the next operation in the voice
-that was chosen for the demonstration. A remark is made only after its observation, and an aim never says what will be found.
-The style ``terse`` is for models with a tiny vocabulary and context.
+A thought consists of a framing of the question, a remark on the last observation, and the aim of the next operation; an
+aim never says what will be found. The style ``terse`` is for models with a tiny vocabulary and context.
 """
 
 from __future__ import annotations

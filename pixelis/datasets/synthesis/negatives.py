@@ -1,7 +1,6 @@
 """Demonstrations with one deliberate error, made from golden ones: in the answer, the place looked at, or the last inference.
 
-Each is verified: the question's own scorer rejects the answer, and every call was executed. Policies never imitate them: they are
-weighted as hard negatives, excluded from the loss, or paired with the golden demonstration. Source: Pixelis, arXiv 2603.25091.
+The question's own scorer rejects each answer, and every call was executed. Source: Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ def make_negative(
 ) -> Demonstration:
     """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) made from a golden one.
 
-    ``session`` is any session of the question; only its media are used. DataFailure ``no_place``, ``no_conclusion``,
-    ``no_alternative``, ``no_room`` when the demonstration does not permit the error, ``not_golden`` when it is itself wrong.
+    ``session`` is any session of the question. DataFailure ``no_place``, ``no_conclusion``, ``no_alternative``, ``no_room``
+    when the demonstration does not permit the error, ``not_golden`` when it is itself wrong.
     """
-    if kind not in MAKERS:
-        raise DataFailure(f"there are no negatives of kind {kind}", code="unknown_kind")
     require_right(golden, rewards)
     result = MAKERS[kind](golden, session, rng, rewards)
     if result.final is None or not is_wrong(golden, result.final, rewards):
@@ -110,7 +107,10 @@ def trap_perceptual(
             elif len(after) == len(before):
                 pairs = list(zip(before, after, strict=True))
                 derived = derive_answer(golden.question, option_text, pairs, lambda text: is_right(golden, text, rewards))
-            derived = _as_option(golden, derived)
+            if derived is not None and golden.scorer == "mc_letter":  # the letter of its option, if it is one
+                options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
+                text = canonical(derived[0])
+                derived = (chr(ord("A") + options.index(text)), derived[1]) if text in options else None
             if derived is None or not is_wrong(golden, derived[0], rewards):
                 causes.append("no_conclusion")
                 continue
@@ -118,7 +118,10 @@ def trap_perceptual(
             causes.append(failure.code)
             continue
         answer, fact = derived
-        turns = _without_stale_numbers(variant.steps, int(injected["turn"]), rng)
+        turns = list(variant.steps)
+        for index in range(int(injected["turn"]) + 1, len(turns)):  # a thought that quotes a number is about the other place
+            if any(character.isdigit() for character in turns[index].think or ""):
+                turns[index] = turns[index].model_copy(update={"think": mistakes().continuations.pick(rng)})
         turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer))
         injected |= {"answer": answer, "truth": golden.final, "by": fact}
         return altered_demonstration(golden, "trap_perceptual", turns, **injected)
@@ -131,14 +134,6 @@ def _option_text(golden: Demonstration) -> str:
     options = case_of(golden, None, golden.answers or []).options
     sign = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
     return options[ord(sign) - ord("A")] if sign and len(sign) == 1 and sign < chr(ord("A") + len(options)) else str(golden.final)
-
-
-def _as_option(golden: Demonstration, derived: tuple[str, str] | None) -> tuple[str, str] | None:
-    """A derived answer with its option's letter if the question is multiple choice; None when it is no option."""
-    options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
-    if derived is None or golden.scorer != "mc_letter":
-        return derived
-    return (chr(ord("A") + options.index(canonical(derived[0]))), derived[1]) if canonical(derived[0]) in options else None
 
 
 Variant = tuple[Session, dict[str, Any], int]
@@ -161,10 +156,14 @@ def _variants(
         yield from (partial(_mark_otherwise, golden, session, before[-1], more) for more in (True, False))
         return
     if before[-1].step.op == "compare":
-        yield from (partial(_compare_part, session, before[-1], r) for r in _regions(golden, before[-1])[:MAX_TRIES])
+        for region in _regions(golden, before[-1])[:MAX_TRIES]:  # a part of the pictures in place of all of them
+            box = [round(v, 3) for v in region.box]
+            arguments = {**before[-1].step.arguments, "box": box, "other_box": box}
+            yield partial(_with_arguments, session, before[-1], arguments, way="part", place=box)
         return
     if before[-1].step.op == "search_clip":
-        yield partial(_search_otherwise, session, before[-1])
+        event = {"cut": "motion", "motion": "cut"}[before[-1].step.arguments["event"]]
+        yield partial(_with_arguments, session, before[-1], {"event": event}, way="event", event=event)
         return
     order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
     for item in order:
@@ -175,8 +174,11 @@ def _variants(
             continue
         for other in _others(golden, item, [place for past in before if (place := past.place) and past is not item]):
             yield partial(_look_elsewhere, golden, session, item, other.box, other)
-        if item.step.op == "read_text":
-            yield partial(_look_elsewhere, golden, session, item, _cut_off(item.subject_box, rng), None)
+        if item.step.op == "read_text":  # the text without its right or left end
+            x0, y0, x1, y1 = item.subject_box
+            length = float(rng.uniform(0.45, 0.7)) * (x1 - x0)
+            part = (x0, y0, x0 + length, y1) if rng.random() < 0.5 else (x1 - length, y0, x1, y1)
+            yield partial(_look_elsewhere, golden, session, item, part, None)
         with contextlib.suppress(DataFailure):
             yield partial(_look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None)
 
@@ -217,7 +219,10 @@ def _look_elsewhere(
             target = str(executed.target)
             root, frame, whole = root_of(original.images, target, box)
             same_picture = root == item.root and (frame == item.frame or frame is None)
-            if same_picture and (box_iou(whole, subject) >= MAX_IOU or _is_part(whole, subject)):
+            (width, height), (own_width, own_height) = _sides(whole), _sides(subject)
+            # A small place in the middle of the subject, such as a point on it, not a view of much more.
+            part = width <= 2 * own_width and height <= 2 * own_height and holds_middle(subject, whole)
+            if same_picture and (box_iou(whole, subject) >= MAX_IOU or part):
                 arguments = pointed_at(
                     arguments, from_root(session.images, renamed(target, names), same_place(whole, subject, to))
                 )
@@ -238,32 +243,26 @@ def _look_elsewhere(
     return session, injected, 0
 
 
-def _is_part(place: Box, subject: Box) -> bool:
-    """True for a small place in the middle of the subject (a point on it), False for a view of much more."""
-    small = (place[2] - place[0]) <= 2 * (subject[2] - subject[0]) and (place[3] - place[1]) <= 2 * (subject[3] - subject[1])
-    return small and holds_middle(subject, place)
+def _sides(box: Box) -> tuple[float, float]:
+    return box[2] - box[0], box[3] - box[1]
 
 
-def _cut_off(box: Box, rng: np.random.Generator) -> Box:
-    """The box without its right or left end."""
-    x0, y0, x1, y1 = box
-    share = float(rng.uniform(0.45, 0.7))
-    return (x0, y0, x0 + share * (x1 - x0), y1) if rng.random() < 0.5 else (x1 - share * (x1 - x0), y0, x1, y1)
+def _with_arguments(original: Session, item: Evidence, arguments: dict[str, Any], change: int = 0, **injected: Any) -> Variant:
+    """The demonstration with other arguments for one call; later calls refer to its new results."""
+    session = original.restarted()
+    changed = item.step.model_copy(update={"arguments": arguments})
+    session.replay([changed if step is item.step else step for step in original.calls])
+    return session, {"turn": original.calls.index(item.step), **injected}, change
 
 
 def _select_other_frames(original: Session, item: Evidence, rng: np.random.Generator) -> Variant:
-    """The demonstration with other frames of the clip; later calls about the frames refer to the new ones."""
-    session, names = original.restarted(), dict[str, str]()
-    clip, observation = session.media[item.root], item.step.observation
+    """The demonstration with other frames of the clip."""
+    clip, observation = original.media[item.root], item.step.observation
     assert isinstance(clip, Clip)
     assert observation is not None
     shown = [frame["index"] for frame in observation.data["frames"]]
     frames = other_frames(shown, len(clip.times), rng)
-    for executed in original.calls:
-        changed = executed.model_copy(update={"arguments": {"frames": frames}}) if executed is item.step else executed
-        names = session.replay([changed], names)
-    turn = original.calls.index(item.step)
-    return session, {"turn": turn, "way": "frames", "frames": frames, "instead_of": shown}, 0
+    return _with_arguments(original, item, {"frames": frames}, way="frames", frames=frames, instead_of=shown)
 
 
 def _count_another(original: Session, last: Evidence, other: Region, rng: np.random.Generator) -> Variant:
@@ -296,41 +295,15 @@ def _regions(golden: Demonstration, item: Evidence) -> list[Region]:
 
 def _mark_otherwise(golden: Demonstration, original: Session, item: Evidence, more: bool) -> Variant:
     """The demonstration with one mark more, on a thing of another kind, or one fewer."""
-    session, boxes = original.restarted(), [list(box) for box in item.step.arguments["boxes"]]
+    boxes = [list(box) for box in item.step.arguments["boxes"]]
     others = [r for r in _regions(golden, item) if all(box_iou(r.box, box) <= MAX_IOU for box in boxes)]
     if not (others if more else boxes[1:]):
         raise DataFailure(f"{golden.id}: nothing else can be marked", code="no_place")
-    marks = [*boxes, [round(v, 3) for v in others[0].box]] if more else boxes[1:]
-    changed = item.step.model_copy(update={"arguments": {**item.step.arguments, "boxes": marks}})
-    session.replay([changed if step is item.step else step for step in original.calls])
-    injected = {"way": "counted", "looked_at": others[0].label} if more else {"way": "overlooked", "place": boxes[0]}
-    return session, {"turn": original.calls.index(item.step), **injected}, 1 if more else -1
-
-
-def _compare_part(original: Session, item: Evidence, region: Region) -> Variant:
-    """The demonstration with a part of the pictures compared in place of all of them."""
-    session, box = original.restarted(), [round(v, 3) for v in region.box]
-    changed = item.step.model_copy(update={"arguments": {**item.step.arguments, "box": box, "other_box": box}})
-    session.replay([changed if step is item.step else step for step in original.calls])
-    return session, {"turn": original.calls.index(item.step), "way": "part", "place": box}, 0
-
-
-def _search_otherwise(original: Session, item: Evidence) -> Variant:
-    """The demonstration with a search for motion in place of a cut, or the other way round."""
-    session, event = original.restarted(), {"cut": "motion", "motion": "cut"}[item.step.arguments["event"]]
-    changed = item.step.model_copy(update={"arguments": {"event": event}})
-    session.replay([changed if step is item.step else step for step in original.calls])
-    return session, {"turn": original.calls.index(item.step), "way": "event", "event": event}, 0
-
-
-def _without_stale_numbers(steps: Sequence[Step], changed: int, rng: np.random.Generator) -> list[Step]:
-    """The turns, with each thought after turn ``changed`` that quotes a number replaced by one without."""
-    return [
-        step.model_copy(update={"think": mistakes().continuations.pick(rng)})
-        if index > changed and any(character.isdigit() for character in step.think or "")
-        else step
-        for index, step in enumerate(steps)
-    ]
+    if not more:
+        arguments = {**item.step.arguments, "boxes": boxes[1:]}
+        return _with_arguments(original, item, arguments, -1, way="overlooked", place=boxes[0])
+    arguments = {**item.step.arguments, "boxes": [*boxes, [round(v, 3) for v in others[0].box]]}
+    return _with_arguments(original, item, arguments, 1, way="counted", looked_at=others[0].label)
 
 
 MAKERS: dict[str, Callable[..., Demonstration]] = {

@@ -61,7 +61,7 @@ class Sample:
             self.text = capitalised(choose(self.phrases.questions, self.rng).format(**slots))
 
     def follow(self, task: str, form: str, make: Form) -> None:
-        """Make the question one that follows another about the same media: ``make`` builds that one, of a task's form.
+        """Make the question one that follows another about the same media, which ``make`` builds from a task's form.
 
         Its question and executed answer become the history, as a service receives them: without its calls and their views.
         """
@@ -72,10 +72,14 @@ class Sample:
 
     # Choosing
 
+    def unsuitable(self) -> DataFailure:
+        """The failure of a form whose annotations do not fit: another form may."""
+        return DataFailure(f"{self.question.id}: the annotations offer nothing to ask for {self.form}", code="unsuitable")
+
     def require(self, condition: object) -> None:
-        """DataFailure ``unsuitable`` unless the condition holds: another form may fit."""
+        """DataFailure ``unsuitable`` unless the condition holds."""
         if not condition:
-            raise DataFailure(f"{self.question.id}: the annotations offer nothing to ask for {self.form}", code="unsuitable")
+            raise self.unsuitable()
 
     def check(self, condition: object, code: str) -> None:
         """DataFailure with a code unless the executed operations agree with the annotations."""
@@ -217,8 +221,8 @@ class Sample:
     ) -> Demonstration:
         """The demonstration with this answer, after the form's conclusion for ``case``, which may use ``results``.
 
-        ``also`` are other accepted truths. ``truth`` is the annotated value if the answer is a measured one, close enough for the
-        scorer. With ``wrong`` answers the question becomes multiple choice, and the answer the letter of the right option.
+        ``also`` are other accepted truths; ``truth`` is the annotated value of a measured answer. With ``wrong`` answers the
+        question becomes multiple choice, and the answer the letter of the right option.
         """
         think = self.narrator.conclude(self.phrases.conclusions[case].format(**{**self.slots, **results}))
         text, truths, options = self.text, list(dict.fromkeys([truth or answer, *also])), {}

@@ -1,7 +1,7 @@
 """Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts and observations.
 
-Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one scale per episode; a
-box in another scale is refused, never guessed.
+Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one scale per
+episode; a box in another scale is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Piece = str | ImageView
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed policy turn. At most one of ``action``, ``answer`` and ``error`` is set, or none of them.
+    """A parsed policy turn: at most one of ``action``, ``answer`` and ``error`` is set.
 
     ``further_actions``: the calls after ``action`` of a turn that may have several.
     """
@@ -66,14 +66,12 @@ class Dialect(ABC):
     """Thoughts and answers in tags, calls as JSON in the tag ``call``; None for a dialect without operations.
 
     ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the model's own.
-    ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags, as in mathematics data sets.
-
-    ``parallel_calls``: a turn may have several calls (``max_calls``).
-
-    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``: what a
-    turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the image are
-    cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: the system did so when it wrote its rows.
+    ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags. ``parallel_calls``: a turn may have several calls.
     ``stop``: a text with which a turn ends, and its generation.
+
+    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``:
+    what a turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the
+    image are cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: they were cut in the system's rows.
     """
 
     name: ClassVar[str]
@@ -131,8 +129,7 @@ class Dialect(ABC):
         A single action replaces the call that counts, several replace the first ones.
         """
         _, body = self._split(text)
-        chosen = self._chosen(body)
-        calls = list(self._call.finditer(body))[: len(actions)] if len(actions) > 1 else [chosen] if chosen else []
+        calls = self._counted_calls(body, len(actions))
         if len(calls) != len(actions):
             raise OperationError("the turn has no call" if not calls else "the turn has fewer calls", code="bad_json")
         start = len(self._cut(text)) - len(body)
@@ -150,8 +147,7 @@ class Dialect(ABC):
     def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1) -> Reply:
         """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.
 
-        ``max_calls``: calls that count, if more than one. A dialect that refuses several refuses more than these, others
-        ignore what comes after them.
+        ``max_calls``: calls that count. A dialect that refuses several refuses more than these, others ignore what comes after.
 
         Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit (several calls, or a call
         and an answer, in a dialect that allows one). Tags inside the thought are ignored; the last of several answers counts.
@@ -162,11 +158,13 @@ class Dialect(ABC):
         answer = answers[-1].strip() if answers else None
         if not opened and not closed:
             return Reply(think=think, answer=answer)
-        call = self._chosen(body)
-        if self._disregards_call(body, call, bool(answers)):
+        calls = self._counted_calls(body)
+        if self.both == "answer" and self._answer.search(self._call.sub("", body)):
+            return Reply(think=think, answer=answer)
+        if self.both == "end" and (body[calls[0].end() :].strip() if calls else answers):
             return Reply(think=think, answer=answer)
         try:
-            calls = list(self._call.finditer(body))[:max_calls] if max_calls > 1 else [call] if call else []
+            calls = self._counted_calls(body, max_calls)
             if max(opened, closed) > max_calls and self.several == "refuse":
                 allowed = "one" if max_calls == 1 else f"at most {max_calls}"
                 raise OperationError(f"{max(opened, closed)} calls in a turn, make {allowed}", code="limit")
@@ -180,13 +178,19 @@ class Dialect(ABC):
             return Reply(think=think, error=error)
 
     def well_formed(self, text: str, calls: int = 1) -> bool:
-        """True for a thought (optional in some dialects) followed by exactly ``calls`` calls or one answer, and no other text."""
+        """True for a thought (optional in some dialects), then exactly ``calls`` calls or one answer, and no other text."""
         think, body = self._split(text)
         body = body.strip()
-        matches = list(self._call.finditer(body)) if calls > 1 else [self._call.fullmatch(body) or self._answer.fullmatch(body)]
-        if len(matches) != calls or self._call.sub("", body).strip() if calls > 1 else matches[0] is None:
-            return False
-        contents = [think or "", *(match[1] for match in matches if match)]
+        if calls > 1:
+            matches = list(self._call.finditer(body))
+            if len(matches) != calls or self._call.sub("", body).strip():
+                return False
+        else:
+            match = self._call.fullmatch(body) or self._answer.fullmatch(body)
+            if match is None:
+                return False
+            matches = [match]
+        contents = [think or "", *(match[1] for match in matches)]
         if any(tag in content for tag in self.tags for content in contents):
             return False
         if self.thinks and think is None:
@@ -201,16 +205,12 @@ class Dialect(ABC):
             think = body[:first].replace("<think>", "", 1)
         return think.strip()
 
-    def _chosen(self, body: str) -> re.Match[str] | None:
-        """The complete call that counts, None without one."""
+    def _counted_calls(self, body: str, max_calls: int = 1) -> list[re.Match[str]]:
+        """The complete calls of a turn that count."""
         calls = list(self._call.finditer(body))
-        return (calls[-1] if self.several == "last" else calls[0]) if calls else None
-
-    def _disregards_call(self, body: str, call: re.Match[str] | None, answers: bool) -> bool:
-        """Whether a turn with a call is an answer, or nothing, in the dialect's system."""
-        if self.both == "answer":
-            return self._answer.search(self._call.sub("", body)) is not None
-        return self.both == "end" and bool(body[call.end() :].strip() if call else answers)
+        if max_calls > 1:
+            return calls[:max_calls]
+        return calls[-1:] if self.several == "last" else calls[:1]
 
     def _json(self, call: Any) -> str:
         return json.dumps(call, separators=self.separators, ensure_ascii=False, allow_nan=False)
@@ -260,9 +260,7 @@ class Dialect(ABC):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The system turn for a question with these views and operations; empty if the dialect has none.
-
-        ``max_calls``: how many calls a turn may have, where the dialect allows several."""
+        """The system turn for a question with these views and operations; empty if the dialect has none."""
         return []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
@@ -348,6 +346,17 @@ def describe_view(view: ImageView) -> str:
         return view.id
     time = f" at {view.time:.2f} s" if view.time is not None else ""
     return f"{view.id} (frame {view.frame} of the video {view.parent}{time})"
+
+
+def checked_action(operations: Mapping[str, type[Operation]], op: str, target: str, arguments: dict[str, Any]) -> Action:
+    """The action of a call, with its arguments checked and completed by the operation. Raises OperationError."""
+    checked = operations[op].check(arguments)
+    return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+
+
+def numbers_schema(kind: str, count: int) -> dict[str, Any]:
+    """The JSON schema of a list of ``count`` numbers."""
+    return {"type": "array", "items": {"type": kind}, "minItems": count, "maxItems": count}
 
 
 def function(name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:

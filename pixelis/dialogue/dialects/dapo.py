@@ -36,7 +36,6 @@ class Dapo(Plain):
         return len(matches) == 1 and not body[matches[0].end() :].strip()
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, and the reply instructions."""
         return [*interleaved(text, views), *([Tag(RULE)] if instruct else [])]
 
     def _render_thought(self, think: str | None) -> list[str]:

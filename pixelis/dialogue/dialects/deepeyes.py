@@ -12,10 +12,12 @@ from pixelis.dialogue.dialects.base import (
     Piece,
     Tag,
     calls_allowed,
+    checked_action,
     error_text,
     first_image,
     function,
     interleaved,
+    numbers_schema,
     region,
     signatures,
 )
@@ -33,10 +35,7 @@ SCHEMAS = {
         "Zoom in on a region of the question's image.",
         {
             "bbox_2d": {
-                "type": "array",
-                "items": {"type": "integer"},
-                "minItems": 4,
-                "maxItems": 4,
+                **numbers_schema("integer", 4),
                 "description": "left, top, right, bottom in pixels of the image as shown",
             },
             "label": {"type": "string", "description": "optional description of the region"},
@@ -50,7 +49,7 @@ SCHEMAS = {
         ["angle"],
     ),
 }
-FIELDS = {"zoom_in": ("bbox_2d",), "rotate": ("angle",)}
+FIELDS = {"zoom_in": "bbox_2d", "rotate": "angle"}
 MIN_SIDE, MAX_RATIO, MAX_ANGLE = 30, 100, 3600
 """Sides of a region are longer than this many pixels, and their ratio is no larger, in DeepEyes' code."""
 SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
@@ -61,11 +60,10 @@ CALL = "call a function inside <tool_call>...</tool_call> if you need to see mor
 class DeepEyes(Dialect):
     """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>`` or an answer in tags.
 
-    Boxes are pixels of the first picture as shown and are mapped to full resolution. Crops of crops and other pictures cannot be
-    named. Angles are clockwise, as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last of
-    several calls counts, or with ``max_calls`` above 1 the first of them as in its `visual_toolbox_v5`, but an answer before any
-    call; boxes are cut at the border, fractions of pixels are rounded, further fields are ignored, and a region of 30 pixels or
-    less, or thinner than 1:100, is refused.
+    Boxes are pixels of the first picture as shown; crops of crops and other pictures cannot be named. Angles are clockwise,
+    as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last of several calls counts (with
+    ``max_calls`` above 1 the first ones, as in `visual_toolbox_v5`), but an answer before any call; fractions of pixels are
+    rounded, further fields are ignored, and a region of 30 pixels or less, or thinner than 1:100, is refused.
     """
 
     name = "deepeyes"
@@ -78,11 +76,10 @@ class DeepEyes(Dialect):
     rows_clamp = True
 
     def offers(self, operation: type[Operation]) -> bool:
-        """True for zooming in and for an operation called ``rotate``."""
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
-        """Convert any zoom to a box; rotations apply to the whole picture. Raises ``unknown_op``, ``bad_arguments``."""
+        """Convert any zoom to a box. Raises ``unknown_op``, ``bad_arguments``."""
         if action.op not in TOOLS:
             raise OperationError(f"deepeyes has no form for {action.op[:30]}", code="unknown_op")
         if action.op == "zoom_in":
@@ -98,17 +95,14 @@ class DeepEyes(Dialect):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The function signatures."""
         if not operations:
             return []
         return [Tag(SYSTEM.format(calls=calls_allowed(max_calls))), signatures([SCHEMAS[name] for name in operations])]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, and the reply instructions."""
         return [*interleaved(text, views), *self._rule(tools, instruct)]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
-        """The images, text or error, and the reply instructions again."""
         pieces: list[Piece] = [*observation.images]
         if observation.status == "error":
             pieces = [error_text(observation)]
@@ -133,7 +127,7 @@ class DeepEyes(Dialect):
         known = {key: call[key] for key in ("name", "arguments") if key in call} if isinstance(call, dict) else call
         name, arguments = named_call(known, list(forms))
         op, target = forms[name], first_image(scale)
-        (key,) = FIELDS[op]
+        key = FIELDS[op]
         if key not in arguments:
             raise OperationError(f"{key} is missing", code="bad_arguments")
         canonical: dict[str, Any] = {}
@@ -144,8 +138,7 @@ class DeepEyes(Dialect):
             if type(angle) not in (int, float) or abs(angle) > MAX_ANGLE:
                 raise OperationError(f"angle is a number of degrees up to {MAX_ANGLE}", code="bad_arguments")
             canonical["angle"] = float(angle % 360)
-        checked = operations[op].check(canonical)
-        return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, op, target, canonical)
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:

@@ -12,6 +12,7 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
+    checked_action,
     describe_view,
     error_text,
     first_image,
@@ -41,10 +42,10 @@ _WIRE_ID = re.compile(r"observation_(\d{1,4})(?!\d)")
 class MiniO3(Dialect):
     """A thought, then ``<grounding>{"bbox_2d":[..],"source":"observation_1"}</grounding>`` or an answer in tags.
 
-    ``original_image`` is the first picture, or the first frame of a clip; others have their ids. ``observation_1`` is the first
-    successful observation: failed calls are not counted. As in Mini-o3's code ``observation_0`` is the picture, words after the
-    number, single and mixed quotes are read, a turn ends with its first call, also inside a thought or before an answer, and
-    calls are written with a blank after commas and colons, the box first: its parser reads no other form.
+    ``original_image`` is the first picture, or the first frame of a clip; ``observation_1`` is the first successful
+    observation. As in Mini-o3's code ``observation_0`` is the picture, words after the number and single or mixed quotes are
+    read, and a turn ends with its first call, also inside a thought or before an answer. Calls are written with a blank after
+    commas and colons, the box first: Mini-o3's parser reads no other form.
     """
 
     name = "mini_o3"
@@ -57,7 +58,6 @@ class MiniO3(Dialect):
     stop = "</grounding>"
 
     def offers(self, operation: type[Operation]) -> bool:
-        """True for zooming in."""
         return operation.name == ZOOM
 
     def adapt(self, action: Action) -> Action:
@@ -73,7 +73,6 @@ class MiniO3(Dialect):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """Instructions for grounding and answering, and the ids of further pictures."""
         if not operations:
             return [Tag(ANSWER_RULE)]
         if len(views) < 2:
@@ -81,7 +80,6 @@ class MiniO3(Dialect):
         return [Tag(RULE), Tag("\nFurther sources: "), ", ".join(describe_view(view) for view in views[1:]), Tag(".")]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
-        """The named region or the error, and the instruction to continue."""
         if observation.status == "error":
             return [error_text(observation), Tag("\nTry again.") if instruct else ""]
         return [f"{_wire_id(str(observation.id))}: ", *observation.images, Tag(CONTINUE) if instruct else ""]
@@ -97,8 +95,7 @@ class MiniO3(Dialect):
             raise OperationError("answer without operations", code="unknown_op")
         only(call, ("bbox_2d", "source"))
         target = self._target(call["source"], scale)
-        arguments = operations[ZOOM].check({"box": scale.read("bbox_2d", call["bbox_2d"], target)})
-        return Action(op=ZOOM, target=target, arguments=arguments.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, ZOOM, target, {"box": scale.read("bbox_2d", call["bbox_2d"], target)})
 
     def _load(self, text: str) -> Any:
         return strict_json(_QUOTED.sub(r'\1"\2"', text) if "'" in text else text)

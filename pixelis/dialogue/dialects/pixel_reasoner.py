@@ -3,6 +3,7 @@ r"""Pixel-Reasoner: crop_image_normalized and select_frames, images by number, a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from pixelis.dialogue.dialects.base import (
     Piece,
     Tag,
     boxed,
+    checked_action,
     error_text,
     function,
     interleaved,
+    numbers_schema,
     region,
     signatures,
 )
@@ -33,10 +36,7 @@ SCHEMAS = {
         "Zoom in on a region of an image to see small details.",
         {
             "bbox_2d": {
-                "type": "array",
-                "items": {"type": "number"},
-                "minItems": 4,
-                "maxItems": 4,
+                **numbers_schema("number", 4),
                 "description": "left, top, right, bottom as fractions 0 to 1 of the image",
             },
             "target_image": {
@@ -67,13 +67,12 @@ _END = re.compile(r"[\s.$*\])]*")
 
 
 class PixelReasoner(Dialect):
-    r"""Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer in ``\boxed{}``.
+    """Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer in ``\\boxed{}``.
 
-    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from 1.
-    A box of numbers 0..1 is in fractions of the image, a box of larger whole numbers in pixels of the image as shown; a mixture
-    is refused. Rendered boxes are fractions in steps of 0.001. ``padding``: fraction of width and height added on each side of
-    every crop. As in Pixel-Reasoner's code a turn is a call only if it ends with one, the last of several calls counts, and boxes
-    are cut at the border.
+    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from
+    1. Boxes are written in fractions of the image; larger whole numbers are read as pixels of the image as shown. ``padding``:
+    fraction of width and height added on each side of every crop. As in Pixel-Reasoner's code a turn is a call only if it
+    ends with one, and the last of several calls counts.
     """
 
     name = "pixel_reasoner"
@@ -89,7 +88,6 @@ class PixelReasoner(Dialect):
         self.padding = padding
 
     def offers(self, operation: type[Operation]) -> bool:
-        """True for zooming in and selecting frames."""
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
@@ -120,11 +118,9 @@ class PixelReasoner(Dialect):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The function signatures."""
         return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, the numbers of shown frames, and the reply instructions."""
         if not instruct:
             return interleaved(text, views)
         frames = ", ".join(str(view.frame + 1) for view in views if view.frame is not None)
@@ -132,7 +128,6 @@ class PixelReasoner(Dialect):
         return [*interleaved(text, views), Tag(note + RULE.format(call=CALL if tools else ""))]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
-        """A line with the number and size of the images, and the images; or the text; or the error."""
         if observation.status == "error":
             return [f"Execution {error_text(observation)}"]
         images = observation.images
@@ -189,8 +184,7 @@ class PixelReasoner(Dialect):
             only(arguments, ("bbox_2d", "target_image"))
             target = _image(arguments["target_image"], scale)
             canonical = {"box": _box(arguments["bbox_2d"], target, scale), "padding": self.padding}
-        checked = operations[op].check(canonical)
-        return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, op, target, canonical)
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:
@@ -239,9 +233,5 @@ def _frames(value: Any) -> list[int]:
 
 
 def _balanced(text: str) -> bool:
-    depth = 0
-    for character in text:
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth < 0:
-            return False
-    return depth == 0
+    depths = list(itertools.accumulate({"{": 1, "}": -1}.get(character, 0) for character in text))
+    return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])

@@ -22,11 +22,9 @@ class Plain(Dialect):
     boxes = True
 
     def offers(self, operation: type[Operation]) -> bool:
-        """Always false."""
         return False
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, and the reply instructions."""
         return [*interleaved(text, views), *([Tag(RULE)] if instruct else [])]
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:

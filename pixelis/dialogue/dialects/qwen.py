@@ -11,9 +11,11 @@ from pixelis.dialogue.dialects.base import (
     Piece,
     Tag,
     calls_allowed,
+    checked_action,
     default_target,
     describe_view,
     function,
+    numbers_schema,
     signatures,
 )
 from pixelis.dialogue.dialects.strict import named_call
@@ -32,10 +34,9 @@ UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as
 
 
 class Qwen(Dialect):
-    """``<think>..</think>`` then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
+    """``<think>..</think>`` (optional), then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
 
-    The optional ``target`` argument names the image; the default is ``img0``. Coordinates have the names of ``PLACES`` in calls,
-    such as ``bbox_2d`` for ``box``. The thought is optional.
+    The argument ``target`` names the image. Coordinates have the names of ``PLACES`` in calls, such as ``bbox_2d`` for ``box``.
     """
 
     name = "qwen"
@@ -43,7 +44,6 @@ class Qwen(Dialect):
     thinks = False
 
     def offers(self, operation: type[Operation]) -> bool:
-        """Always true, also for users' own operations."""
         return True
 
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
@@ -70,7 +70,6 @@ class Qwen(Dialect):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The reply instructions, the question's images, and the operations."""
         if not operations:
             return [Tag(ANSWER_RULE)]
         schemas = [self.schema(operation, coordinates) for operation in operations.values()]
@@ -93,8 +92,7 @@ class Qwen(Dialect):
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         name, arguments = named_call(call, list(operations))
         if not operations[name].targeted:
-            checked = operations[name].check(arguments)
-            return Action(op=name, target="", arguments=checked.model_dump(mode="json", exclude_none=True))
+            return checked_action(operations, name, "", arguments)
         target = arguments.pop("target", default_target(scale.sizes))
         if not isinstance(target, str):
             raise OperationError("target is the id of an image", code="bad_target")
@@ -109,8 +107,7 @@ class Qwen(Dialect):
                 arguments[field_name] = scale.read_argument(field_name, value, image_of(place, arguments, target))
             elif fields[field_name].is_required():
                 raise OperationError(f"{place.wire} is missing", code="bad_arguments")
-        checked = operations[name].check(arguments)
-        return Action(op=name, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+        return checked_action(operations, name, target, arguments)
 
 
 def _in_calls(name: str) -> str:
@@ -123,8 +120,7 @@ def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
         return None
     place = PLACES[name]
     names = "left, top, right, bottom" if place.count == 4 else "x, y"
-    items: dict[str, Any] = {"type": "number" if kind == "unit" else "integer"}
-    shape = {"type": "array", "items": items, "minItems": place.count, "maxItems": place.count}
+    shape = numbers_schema("number" if kind == "unit" else "integer", place.count)
     if place.many:
         shape = {"type": "array", "items": shape, "maxItems": MAX_PLACES}
     unit = UNITS[kind] if place.image == "target" else UNITS[kind].replace("the image", f"the image `{place.image}`")

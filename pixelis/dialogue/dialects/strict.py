@@ -54,11 +54,11 @@ def named_call(call: Any, names: list[str]) -> tuple[str, dict[str, Any]]:
     return name, dict(arguments)
 
 
-def only(arguments: dict[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+def only(arguments: dict[str, Any], required: tuple[str, ...]) -> None:
     """``bad_arguments`` for keys that are missing or unknown."""
     for key in required:
         if key not in arguments:
             raise OperationError(f"{key} is missing", code="bad_arguments")
     for key in arguments:
-        if key not in required and key not in optional:
+        if key not in required:
             raise OperationError(f"{key[:40]} is unknown", code="bad_arguments")

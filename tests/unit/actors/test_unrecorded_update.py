@@ -94,7 +94,9 @@ def test_an_update_that_a_restarted_evolution_ignores_is_thrown_away_and_another
     evolution = Evolution(promotion)
     weights = Adapter({"layer.A": np.ones((2, 3), np.float32)}, alpha=2, rank=2, base_sha256="base")
     share = SimpleNamespace(share=(0, 1))
-    trainer: Any = SimpleNamespace(batches=0, served=lambda: weights, sequence=share, reset_to=restored.append)
+    trainer: Any = SimpleNamespace(
+        batches=0, served=lambda: weights, model=SimpleNamespace(sequence=share), reset_to=restored.append
+    )
     source = UpdateSource(config, Local(evolution), CandidatePublisher(Local(store), every=100))  # type: ignore[arg-type]
 
     def learn(batch: LearnerBatch) -> None:

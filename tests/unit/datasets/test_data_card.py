@@ -96,24 +96,6 @@ def test_examples_show_the_picture_with_boxes_and_what_the_zooms_showed(shown: D
     assert sum(attrs.get("class", "").startswith("box ") for tag, attrs in page.seen if tag == "span") == 2
 
 
-def test_found_objects_are_drawn_on_what_was_shown():
-    segment = Step(op="segment_object_at", target="img0", arguments={"box": [0.3, 0.3, 0.4, 0.4]}, think="where is it")
-    result = made(turns=[segment, Step(answer="7")])
-    drawn = data_card.example(result, ToolboxConfig()).pictures["obs1"]
-    assert result.turns[0].observation is not None
-    result.turns[0].observation.data.pop("objects")
-    plain = data_card.example(result, ToolboxConfig()).pictures["obs1"]
-    assert drawn.shape == plain.shape
-    assert (drawn != plain).any()
-
-
-def test_a_mistake_is_said_to_be_one():
-    corrected = made(
-        kind="self_correction", turns=[zoom(1, learn=False, observation=None), zoom(2, observation=None), Step(answer="7")]
-    )
-    assert "a deliberate mistake" in Page(data_card.render_card({}, [data_card.example(corrected, ToolboxConfig())], "x")).text
-
-
 def test_clips_show_their_frames():
     clip = {"id": "vid0", "uri": str(clips.CARPHONE), "kind": "video"}
     select = Step(op="select_frames", target="vid0", arguments={"frames": [3, 9]}, think="two moments")

@@ -13,7 +13,7 @@ from refined import demonstration, zoom
 
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.refinement import duplicates
-from pixelis.datasets.refinement.media_hashes import MediaHashes, group_similar, perceptual
+from pixelis.datasets.refinement.media_hashes import MediaHashes, group_similar
 from pixelis.errors import BadImage, BadInput
 from pixelis.records import Media, Step
 
@@ -119,10 +119,6 @@ def test_missing_pictures_have_an_error_code(tmp_path: Path):
         pictures.perceptual_hash(image(tmp_path / "bad.png"))
     (result,) = pictures.perceptual_hashes([image(tmp_path / "bad.png")])
     assert isinstance(result, BadImage)
-
-
-def test_flat_pictures_have_a_perceptual_hash():
-    assert perceptual(np.zeros((50, 80, 3), np.uint8)) == perceptual(np.zeros((500, 800, 3), np.uint8))
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30), st.integers(0, 3), st.data())

@@ -43,13 +43,6 @@ def test_a_refused_call_raises_unless_errors_are_allowed(golden: Demonstration) 
     assert session.call(None, "zoom_in", box=(0.1, 0.1, 0.5, 0.5)).id == "obs1"
 
 
-def test_without_an_answer_there_is_no_demonstration(golden: Demonstration) -> None:
-    session = Executor().open(golden)
-    session.call(None, "zoom_in", box=(0.1, 0.1, 0.5, 0.5))
-    with pytest.raises(DataFailure, match="no answer"):
-        session.demonstration()
-
-
 def test_replayed_turns_refer_to_the_observations_of_the_new_session(golden: Demonstration) -> None:
     session = Executor().open(golden)
     session.call("a", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))

@@ -98,12 +98,6 @@ def test_a_reply_without_a_list_of_thoughts_is_refused(reply: str) -> None:
         read_thoughts(reply, MADE)
 
 
-def test_a_rejected_reply_is_asked_again_with_more_temperature(writer: Callable) -> None:
-    rewriter, server = writer("nonsense", said(*GOOD))
-    assert rewriter.rewrite(MADE).turns[0].think == GOOD[0]
-    assert [request["temperature"] for request in server.requests] == [0.7, 0.9]
-
-
 def test_after_all_tries_the_template_stays_and_the_provenance_says_so(writer: Callable) -> None:
     rewriter, server = writer("nonsense")
     unchanged = rewriter.rewrite(MADE)
@@ -133,15 +127,6 @@ def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, cod
         rewriter.rewrite(MADE)
     assert error.value.code == code
     assert len(server.requests) == requests
-
-
-def test_replies_are_kept_on_disk(writer: Callable, tmp_path: Path) -> None:
-    rewriter, server = writer(said(*GOOD), cache=tmp_path / "w.sqlite")
-    first = rewriter.rewrite(MADE)
-    two = LlmRewriter(rewriter.settings, tmp_path / "w.sqlite")
-    assert two.rewrite(MADE) == first
-    assert len(server.requests) == 1
-    two.close()
 
 
 def test_the_key_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.datasets import packaged
-from pixelis.datasets.synthesis import geometry, naming
+from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Narrator
 from pixelis.datasets.synthesis.phrases import thoughts
@@ -24,11 +24,11 @@ KNOWN = {"yes", "no", "A", "B", "C", "D"}
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory) -> list[Demonstration]:
-    """Five hundred of the quickest kind."""
+    """More than a hundred of the quickest kind."""
     folder = tmp_path_factory.mktemp("media")
     questions = list(packaged.read("packaged:photos?count=10", folder))
     result = []
-    for seed in range(50):
+    for seed in range(12):
         for number, question in enumerate(questions):
             result.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR))
     return result
@@ -37,19 +37,13 @@ def samples(tmp_path_factory) -> list[Demonstration]:
 @pytest.mark.slow
 def test_thoughts_vary(samples):
     texts = [turn.think for sample in samples for turn in sample.turns]
-    assert len(samples) == 500
+    assert len(samples) == 120
     assert len(set(texts)) / len(texts) > 0.7
     assert Counter(texts).most_common(1)[0][1] <= 0.02 * len(texts)
     pairs = Counter((sample.question, *(turn.think for turn in sample.turns)) for sample in samples)
     assert sum(count - 1 for count in pairs.values()) <= 0.02 * len(samples)
     openings = Counter(text.split()[0] for text in texts)
     assert openings.most_common(1)[0][1] <= 0.3 * len(texts)
-
-
-@pytest.mark.slow
-def test_questions_vary(samples):
-    stems = Counter(sample.question.partition("\n")[0] for sample in samples)
-    assert len(stems) >= 5 * len({sample.provenance.method for sample in samples})
 
 
 @pytest.mark.slow
@@ -62,16 +56,6 @@ def test_no_thought_reveals_the_answer_before_the_last_call(samples):
             continue
         assert not any(answer in step.think for step in sample.steps)  # none before the last look
         assert answer in sample.turns[-1].think
-
-
-@pytest.mark.slow
-def test_thoughts_are_sentences(samples):
-    for sample in samples:
-        for turn in sample.turns:
-            assert turn.think[0].isupper() or not turn.think[0].isalpha()
-            assert turn.think.rstrip('"')[-1] in ".?!"
-            assert "{" not in turn.think
-            assert "  " not in turn.think
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,16 +97,3 @@ def test_terse_thoughts_are_words_of_the_embedded_model():
 )
 def test_plurals(label, several):
     assert naming.plural(label) == several
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0, 0.9), min_size=2, max_size=2), st.lists(st.floats(0.01, 0.5), min_size=2, max_size=2))
-def test_boxes_on_a_grid_cover(corner, size):
-    box = (*corner, min(1.0, corner[0] + size[0]), min(1.0, corner[1] + size[1]))
-    for grid in (0.001, 0.02):
-        result = geometry.outward(box, grid)
-        assert geometry.covered(box, result) == pytest.approx(1, abs=1e-3)
-        assert all(abs(v / grid - round(v / grid)) < 1e-6 for v in result)
-        around = geometry.square_around(geometry.middle(box), max(size) * 1.2, grid)
-        assert 0 <= around[0] < around[2] <= 1
-        assert 0 <= around[1] < around[3] <= 1

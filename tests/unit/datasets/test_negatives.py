@@ -94,12 +94,6 @@ def test_every_wrong_answer_is_rejected_by_the_scorer(scorer: str, answer: str) 
     assert not is_right(question, result)
 
 
-def test_alternatives_of_numbers_stay_at_or_above_zero() -> None:
-    result = [other for other, _ in alternatives(ask("How many?", "0", "count"), "0", np.random.default_rng(1))]
-    assert result
-    assert all(int(other) > 0 for other in result)
-
-
 @pytest.mark.parametrize("kind", ["outcome_negative", "trap_logical", "trap_perceptual"])
 def test_mistakes_of_cards(cards: list[Demonstration], kind: str) -> None:
     for number, golden in enumerate(cards):
@@ -128,11 +122,6 @@ def test_the_answer_of_a_perceptual_trap_follows_from_its_views(cards: list[Demo
         assert wrong.final == str(shown.attributes["digit"])
         repeated, _ = replayed(wrong)
         assert [s.observation for s in repeated.turns] == [s.observation for s in wrong.turns]
-
-
-def test_the_same_seed_gives_the_same_mistake(cards: list[Demonstration]) -> None:
-    traps = [make_negative("trap_perceptual", cards[0], EXECUTOR.open(cards[0]), np.random.default_rng(3)) for _ in range(2)]
-    assert traps[0].model_dump_json() == traps[1].model_dump_json()
 
 
 def test_measuring_another_thing_reverses_a_comparison() -> None:
@@ -166,29 +155,6 @@ def test_another_name_of_the_same_colour_is_not_wrong() -> None:
     assert not is_wrong(questions_asked, "grey")
     assert is_wrong(questions_asked, "teal")
     assert not is_wrong(ask("Which?", "the teal cup"), "the cyan cup")
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        ("What colour is the dog?", "brown", {"red", "black", "blue"}),
-        ("Where is the dog, seen from the cat?", "left", {"right"}),
-        ("Which is larger, the dog or the cat?", "the dog", {"the cat"}),
-        ("Of the dog and the cow, which lies closer to the cat?", "the dog", {"the cow"}),
-    ],
-)
-def test_a_wrong_answer_is_of_the_kind_of_the_right_one(text: str, answer: str, expected: set[str]) -> None:
-    regions = [
-        Region(id=name, label=name, box=(0.1 + 0.3 * i, 0.1, 0.3 + 0.3 * i, 0.3)) for i, name in enumerate(("dog", "cat", "cow"))
-    ]
-    traps = {
-        wrong_answer(ask(text, answer, annotations=Annotations(regions=regions)), answer, np.random.default_rng(s))[0]
-        for s in range(9)
-    }
-    assert traps & expected
-    assert not traps & {"dog", "cat", "Dog", "the Dog"}
-    if len(expected) == 1:
-        assert traps == expected
 
 
 def test_counting_one_more_thing_is_a_perceptual_trap() -> None:

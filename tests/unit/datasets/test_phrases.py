@@ -1,4 +1,4 @@
-"""Phrases of synthesised demonstrations: every one renders, and a faulty file is refused when it is loaded."""
+"""Phrases of synthesised demonstrations: every one renders with its placeholders."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from pixelis.datasets.synthesis.executor import Executor
-from pixelis.datasets.synthesis.phrases import FormPhrases, PhraseList, mistakes, questions, thoughts
+from pixelis.datasets.synthesis.phrases import PhraseList, mistakes, questions, thoughts
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.records import Question
@@ -43,6 +43,7 @@ FORMS = [(task, form) for task, forms in questions().items() for form in forms]
 def test_questions_and_conclusions_render_with_their_placeholders(task: str, form: str) -> None:
     phrases = questions()[task][form]
     texts = set()
+    assert all(f"{{{slot}" in question for question in phrases.questions or () for slot in phrases.slots)
     for seed in range(60):
         sample = Sample(Question(id="q", question=""), np.random.default_rng(seed), Executor(), "full", task, form)
         sample.ask(**values(phrases.slots))
@@ -60,20 +61,3 @@ def test_every_form_has_phrases() -> None:
         assert set(task.forms) <= set(questions()[task.name])
     assert set(questions()) == set(TASKS)
     assert set(mistakes().notices) == {"recrop", "recrop_again", "oversized", "frames", "object", "thing", "refused"}
-
-
-@pytest.mark.parametrize(
-    ("schema", "fields", "message"),
-    [
-        (PhraseList, {"texts": []}, "at least 1"),
-        (PhraseList, {"slots": ["what"], "texts": ["See {where}."]}, "unknown placeholder 'where'"),
-        (PhraseList, {"texts": ["See."], "slot": []}, "Extra inputs"),
-        (FormPhrases, {"questions": [], "topic": "t", "conclusions": {"default": "c"}}, "at least 1"),
-        (FormPhrases, {"slots": ["a"], "questions": ["Which?"], "topic": "t", "conclusions": {"default": "c"}}, "lacks"),
-        (FormPhrases, {"questions": ["Which?"], "topic": "t", "conclusions": {"default": "{b}"}}, "unknown placeholder 'b'"),
-        (FormPhrases, {"questions": ["Which?"], "topic": "t", "conclusions": {True: "an unquoted yes"}}, "valid string"),
-    ],
-)
-def test_faulty_phrases_are_refused(schema: type[BaseModel], fields: dict, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        schema.model_validate(fields)

@@ -63,11 +63,6 @@ def test_every_fault_lowers_its_component_of_the_score():
     assert part("consistency", turns=[zoom(), Step(think="it is a seven: 7", answer="A")], **asked) == 0
 
 
-def test_deliberately_wrong_kinds_are_correct_when_the_answer_is_wrong():
-    assert quality.correctness(demonstration(kind="trap_logical"), SCORE) == 1.0
-    assert quality.correctness(demonstration(kind="trap_logical", answers=["3"]), SCORE) == 0.5
-
-
 def test_weights():
     assert quality.weight("golden", 0.81) == pytest.approx(0.9)
     assert quality.weight("trap_logical", 1.0) == 1.5
@@ -118,9 +113,3 @@ def test_a_failed_judgement_has_a_cause_and_no_score(server: ChatServer):
     judge = client(server)
     (verdicts,) = judging.judge_all([demonstration()], judge)
     assert (verdicts.score, verdicts.failure) == (None, "judge_garbage")
-
-
-def test_one_in_a_hundred_is_repeated_and_always_the_same():
-    selection = [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]
-    assert 140 < sum(selection) < 260
-    assert selection == [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]

@@ -158,17 +158,6 @@ def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pyte
     assert all(quota.attempts <= 10 for quota in scheduler.quotas.values())
 
 
-def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
-    monkeypatch.setattr(quota_scheduler, "PASSES", 2)
-    s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0})
-    scheduler, rows = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s)
-    (quota,) = scheduler.quotas.values()
-    while scheduler.plan(rows):
-        scheduler.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in scheduler.left()])
-    assert (quota.draw, quota.attempts) == (1, 60)
-
-
 def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:
     """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
     s, rows = settings(tmp_path), SourceRows(settings(tmp_path))

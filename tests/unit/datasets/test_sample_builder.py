@@ -29,7 +29,7 @@ def samples(maker: SampleBuilder, task: str) -> list[Demonstration]:
     return result
 
 
-@pytest.mark.parametrize("task", ["detail_perception", "counting"])
+@pytest.mark.parametrize("task", ["detail_perception", pytest.param("counting", marks=pytest.mark.long)])
 def test_every_kind_has_its_answer_and_weight(task: str) -> None:
     built = samples(SampleBuilder(SETTINGS, 1), task)
     assert {sample.kind for sample in built} >= {"golden", "outcome_negative", "trap_logical", "self_correction"}

@@ -13,11 +13,10 @@ import pixelis.nano
 from pixelis.config import Config, DialogueConfig, LearnerConfig
 from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import geometry, naming
+from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.sample import Sample
-from pixelis.datasets.synthesis.tasks import TASKS, details, text, video
-from pixelis.datasets.synthesis.tasks.relations import _groups
+from pixelis.datasets.synthesis.tasks import TASKS, text, video
 from pixelis.errors import DataFailure
 from pixelis.operations import masks
 from pixelis.records import Annotations, Demonstration, Event, Line, Question, Region, Relation
@@ -29,7 +28,7 @@ SOURCES = {
     "text": ("targeted_ocr",),
     "clips": ("frame_selection", "spatio_temporal_tracking"),
 }
-COUNTS = {"frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
+COUNTS = {"geometric_comparison": 4, "frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
 EXECUTOR = Executor(multiple=16)
 
 
@@ -51,7 +50,7 @@ def make(name: str, task: str, folder: Path, count: int, style: str = "full", se
 
 @pytest.fixture(scope="module")
 def samples(folder) -> dict[str, list[Demonstration]]:
-    return {task: make(name, task, folder, COUNTS.get(task, 4)) for name, tasks in SOURCES.items() for task in tasks}
+    return {task: make(name, task, folder, COUNTS.get(task, 3)) for name, tasks in SOURCES.items() for task in tasks}
 
 
 @pytest.mark.slow
@@ -75,7 +74,7 @@ def test_demonstrations_are_complete_and_right(task, samples):
             )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_playing_a_demonstration_gives_the_same_observations(samples):
     player = Player(
         Config(dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)), NANO
@@ -88,29 +87,6 @@ def test_playing_a_demonstration_gives_the_same_observations(samples):
         for repeated, step in zip(shown, sample.steps, strict=True):
             assert repeated.text == step.observation.text
             assert repeated.data == step.observation.data
-
-
-def test_the_same_seed_gives_the_same(folder, samples):
-    repeated = make("shapes", "relations", folder, 3)
-    assert [sample.model_dump(exclude={"turns"}) for sample in repeated] == [
-        s.model_dump(exclude={"turns"}) for s in samples["relations"][:3]
-    ]
-    assert [[(t.think, t.arguments) for t in s.turns] for s in repeated] == [
-        [(t.think, t.arguments) for t in s.turns] for s in samples["relations"][:3]
-    ]
-    assert {s.id for s in repeated}.isdisjoint(s.id for s in make("shapes", "relations", folder, 3, seed=1))
-
-
-def test_counts_are_those_of_the_annotations(samples):
-    for sample in samples["counting"]:
-        regions, words = sample.annotations.regions, sample.question.casefold()
-        for label, number in Counter(region.label for region in regions).items():
-            colours = [r.attributes["color"] for r in regions if r.label == label and f"{r.attributes['color']} {label}" in words]
-            if f"{label}s" in words:
-                truth = Counter(r.attributes["color"] for r in regions if r.label == label)[colours[0]] if colours else number
-                assert len([step for step in sample.steps if step.op == "segment_object_at"]) == truth
-                if sample.scorer == "count":
-                    assert sample.answers == [str(truth)]
 
 
 def test_answers_of_comparisons_follow_from_the_masks(samples):
@@ -134,28 +110,6 @@ def test_answers_of_comparisons_follow_from_the_masks(samples):
             assert answer == best
         checked += 1
     assert checked
-
-
-def test_read_text_returns_the_annotated_text(samples):
-    for sample in samples["targeted_ocr"]:
-        texts = [line.text for line in sample.annotations.lines]
-        read = [" ".join(line["text"] for line in s.observation.data["lines"]) for s in sample.steps if s.op == "read_text"]
-        if sample.answers[0] not in ("yes", "no"):
-            assert any(sample.answers[0] in text for text in texts)
-            assert sample.answers[0].casefold().replace(" ", "") in read[-1].casefold().replace(" ", "")
-
-
-def test_tracks_run_along_the_annotated_boxes(samples):
-    for sample in samples["spatio_temporal_tracking"]:
-        for step in sample.steps:
-            for track in step.observation.data.get("tracks", []):
-                boxes = {r.frame: r.box for r in sample.annotations.regions}
-                alike = [
-                    max(geometry.track_overlap([box], [r.box])[0] for r in sample.annotations.regions if r.frame == frame)
-                    for frame, box in zip(track["frames"], track["boxes"], strict=True)
-                    if frame in boxes
-                ]
-                assert np.mean(alike) >= 0.5
 
 
 @pytest.mark.parametrize("level", packaged.LEVELS)
@@ -236,7 +190,7 @@ def test_a_wrong_colour_is_contradicted(folder):
         assert failure.value.code == "measure_differs"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrong_track_is_contradicted(folder):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
@@ -320,15 +274,6 @@ def test_without_an_annotated_colour_that_of_the_pixels_counts(folder):
         assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(named[0], named[0])  # names of get_properties
 
 
-def test_crowds_are_not_counted(folder):
-    question = shapes(folder)
-    crowd = question.annotations.regions[0]
-    regions = [r.model_copy(update={"label": "thing"}) for r in question.annotations.regions]
-    regions[0] = regions[0].model_copy(update={"attributes": {"iscrowd": 1}})
-    assert crowd.id == regions[0].id
-    assert causes("counting", with_notes(question, regions=regions), 3) == {"unsuitable": 3}
-
-
 def test_names_pick_out_one_thing():
     """Captions call one kind "a cup" and "the cup"; "the red cup" may be a cup that is red or one that is labelled so."""
     boxes = [(0.02, 0.4, 0.12, 0.5), (0.3, 0.42, 0.4, 0.52), (0.8, 0.4, 0.9, 0.5)]
@@ -344,29 +289,8 @@ def test_names_pick_out_one_thing():
     assert named("cup", "red cup", "cup", r0="red", r2="blue") == {"the blue cup"}
 
 
-def test_things_beside_a_crowd_are_described_by_position(folder):
-    question = shapes(folder)
-    regions = [r.model_copy(update={"label": "man", "attributes": {}}) for r in question.annotations.regions[:2]]
-    crowded = [regions[0], regions[1].model_copy(update={"attributes": {"iscrowd": 1}})]
-    sample = sample_of(with_notes(question, regions=crowded), "attributes")
-    assert list(sample.names.values()) == [f"the man in the {naming.position(regions[0].box)}"]
-
-
 def sample_of(question: Question, task: str, form: str = "") -> Sample:
     return Sample(question, np.random.default_rng(0), EXECUTOR, "full", task, form)
-
-
-def test_cups_of_captions_are_counted_together(folder):
-    boxes = [(0.1 * i, 0.1, 0.1 * i + 0.08, 0.2) for i in range(4)]
-    labels = ("a cup", "the cup", "red cup", "saucer")
-    regions = [Region(id=f"r{i}", label=label, box=box) for i, (label, box) in enumerate(zip(labels, boxes, strict=True))]
-    counted = {
-        name: len(members) for name, members in _groups(sample_of(with_notes(shapes(folder), regions=regions), "")).items()
-    }
-    assert counted == {"cup": 2, "red cup": 1, "saucer": 1}
-    coloured = [r.model_copy(update={"attributes": {"color": "red" if i == 0 else "blue"}}) for i, r in enumerate(regions)]
-    counted = {name: len(m) for name, m in _groups(sample_of(with_notes(shapes(folder), regions=coloured), "")).items()}
-    assert counted == {"cup": 2, "blue cup": 1, "saucer": 1}
 
 
 def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
@@ -387,12 +311,6 @@ def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
         with pytest.raises(DataFailure) as failure:
             text.extreme(sample)
         assert failure.value.code == "unsuitable"
-
-
-def test_cards_of_one_colour_are_not_asked_about(folder):
-    question = next(q for q in packaged.read("packaged:digits?count=20", folder) if len(q.annotations.regions) >= 2)
-    regions = [r.model_copy(update={"attributes": {**r.attributes, "color": "red"}}) for r in question.annotations.regions]
-    assert details._digits(sample_of(with_notes(question, regions=regions), "")) == []
 
 
 def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypatch):

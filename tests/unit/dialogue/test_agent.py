@@ -177,14 +177,6 @@ def test_stop_reasons(lines, limits, stop):
     assert session.closed >= 1
 
 
-def test_a_call_in_the_last_turn_is_not_executed():
-    tools = RealTools()
-    episode, _ = play([call(), call()], tools, Limits(2, 64, 512, 4))
-    assert len(tools.asked) == 1
-    assert len(episode.trajectory.actions) == 2
-    assert episode.trajectory.turns[-1].is_policy
-
-
 def test_an_observation_that_would_not_fit_is_left_out_whole():
     full, _ = play([call(), ANSWER])
     used = len(full.trajectory.token_ids()) - len(full.trajectory.turns[-1].tokens)
@@ -195,12 +187,6 @@ def test_an_observation_that_would_not_fit_is_left_out_whole():
         assert t.stop_reason is StopReason.OVER_CONTEXT
         assert len(t.images) == 1 + appended
         assert [s.max_tokens for *_, s in session.calls][1:] == ([1] if appended else [])
-
-
-def test_a_prompt_that_does_not_fit_leaves_nothing_to_train_on():
-    episode, session = play([ANSWER], limits=Limits(4, 8, 20, 4))
-    assert (episode.trajectory.turns, episode.trajectory.images, episode.views) == ([], [], [])
-    assert session.calls == []
 
 
 def test_without_tools_a_call_is_an_unknown_operation():
@@ -316,9 +302,3 @@ def test_cancellation_passes_and_closes_the_session():
 def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
     _, session = play([call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11))
     assert [s for *_, s in session.calls] == [SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)] * 3
-
-
-def test_limits_come_from_the_configuration():
-    config = DialogueConfig(max_turns=2, max_turns_test=5, max_turn_tokens=9, max_context=99, max_images=3)
-    assert Limits.of(config) == Limits(2, 9, 99, 3)
-    assert Limits.of(config, test=True) == Limits(5, 9, 99, 3)

@@ -60,13 +60,6 @@ def test_earlier_exchanges_are_turns_with_their_pictures():
     assert turns[0].text == "Is there a red frame?\n<answer>yes</answer>"
 
 
-def test_media_of_the_history_are_media_of_the_question():
-    for names in (["img1"], ["img0", "img0"]):
-        history = [Exchange(question="a", answer="b", media=names)]
-        with pytest.raises(ValueError, match="history"):
-            Question(id="q", question="c", history=history, media=[Media(id="img0", uri="a.png")])
-
-
 def test_nano_episode_tokenises_exactly_like_its_literal_text():
     r, pads = renderer("nano"), "<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>"
     zoomed = {"op": "zoom_in", "target": "img0"}
@@ -219,11 +212,6 @@ def test_the_chat_template_adds_nothing_elsewhere():
         templated("{{ raise_exception('no text') }}", dialect="plain").prompt(question, [])
 
 
-def test_a_dialect_without_its_operations_has_the_system_turn_of_the_chat_template():
-    prompt = templated(TEMPLATE, dialect="deepeyes").prompt(ask("x"), [], operations=False)
-    assert (prompt[0].role, prompt[0].text) == ("system", "You help.")
-
-
 @pytest.mark.parametrize("name", ["nano", "large"])
 def test_pads_are_as_many_as_the_view_has_tokens_and_views_off_the_grid_are_refused(name: str):
     r = renderer(name)
@@ -325,13 +313,6 @@ def test_the_committed_base_is_the_embedded_model():
     assert spec.embedded
     assert base.prompt(question, [view]) == renderer("nano").prompt(question, [view])
     assert base.assistant(ZOOM, "look") == renderer("nano").assistant(ZOOM, "look")
-
-
-def test_spec_prefers_the_folders_own_image_statistics(tmp_path):
-    for file in large_folder().iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}')
-    assert ModelSpec.load(tmp_path).image_mean == (0.1, 0.2, 0.3)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - TEXT_FAMILIES))

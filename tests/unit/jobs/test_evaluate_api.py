@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from chat_server import ChatServer
 from PIL import Image
 
 from pixelis.config import Config, parse
-from pixelis.errors import BadConfig, InfraFailure
+from pixelis.errors import InfraFailure
 from pixelis.jobs import chat_model, evaluate
 from pixelis.jobs.chat_model import ChatModel
 from pixelis.records import Exchange, Group, Media, Question
@@ -187,23 +186,6 @@ def test_a_picture_that_its_file_shows_turned_is_sent_upright(server: ChatServer
     assert picture_of(part).size == (30, 40)
 
 
-def test_frames_of_a_clip_come_in_order_with_their_times(server: ChatServer, tmp_path: Path) -> None:
-    frames = []
-    for i in range(6):
-        Image.fromarray(np.full((8, 8, 3), 40 * i, np.uint8)).save(tmp_path / f"{i}.png")
-        frames.append(str(tmp_path / f"{i}.png"))
-    config = config_for(server)
-    model = ChatModel(config.model_copy(update={"dialogue": config.dialogue.model_copy(update={"frames": 3})}), tmp_path)
-    question = Question(id="q", question="What?", media=[Media(id="vid0", kind="video", frames=frames, fps=2)])
-    trajectory = asyncio.run(model.episode(question, None, 0))
-    model.close()
-    content = server.requests[0]["messages"][0]["content"]
-    assert [part.get("text") for part in content[:6:2]] == ["frame 1, 0.50 s:", "frame 3, 1.50 s:", "frame 5, 2.50 s:"]
-    shades = [np.asarray(picture_of(part)).mean() for part in content[1:6:2]]
-    assert shades == pytest.approx([40, 120, 200], abs=2)
-    assert [(view.parent, view.frame) for view in trajectory.images] == [("vid0", 1), ("vid0", 3), ("vid0", 5)]
-
-
 def body(**message: Any) -> bytes:
     finish = message.pop("finish_reason", "stop")
     return json.dumps({"choices": [{"message": message, "finish_reason": finish}]}).encode()
@@ -252,12 +234,6 @@ def test_a_service_that_is_away_ends_the_evaluation_and_keeps_what_was_answered(
     asked = [request["messages"][0]["content"][0]["text"] for request in server.requests]
     assert len([text for text in asked if "How many 0?" in text]) == 1
     server.close()
-
-
-def test_all_questions_of_an_endless_set_are_refused() -> None:
-    with pytest.raises(BadConfig, match="cards: has no end"):
-        parse({"evaluate": {"questions": 0}})
-    parse({"evaluate": {"questions": 0, "sets": {"a": "rows.jsonl"}}})
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
 """Golden demonstrations by task: from annotated media to a question with the turns that answer it.
 
-A task has several forms of question. A form chooses its subject from the annotations, executes the operations and gives the
-annotated answer. Where the operations contradict the annotations, the sample is dropped with a code. Codes: ``unsuitable`` (the
-annotations offer nothing for this task), ``outline_differs``, ``text_differs``, ``track_differs``, ``measure_differs``,
-``not_shown``, and the codes of refused operations.
+A form of question chooses its subject from the annotations, executes the operations and gives the annotated answer. Where
+the operations contradict the annotations, the sample is dropped with a code: ``outline_differs``, ``text_differs``,
+``track_differs``, ``measure_differs``, ``not_shown``, or that of a refused operation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Style
 from pixelis.datasets.synthesis.sample import Form, Sample
-from pixelis.datasets.synthesis.tasks import details, moments, pixels, relations, text, video
+from pixelis.datasets.synthesis.tasks import details, pixels, relations, text, video
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Question
 
@@ -75,7 +74,7 @@ TASKS: dict[str, Task] = {
         ("found_counting", relations.FINDING, {"found": "find"}),
         ("pixel_values", pixels.PIXELS, dict.fromkeys(pixels.PIXELS, "python")),
         ("picture_comparison", relations.COMPARISON, dict.fromkeys(relations.COMPARISON, "compare")),
-        ("moment_search", moments.SEARCH, dict.fromkeys(moments.SEARCH, "search_clip")),
+        ("moment_search", video.SEARCH, dict.fromkeys(video.SEARCH, "search_clip")),
         ("follow_up", {**details.FOLLOW_UPS, **relations.FOLLOW_UPS, **text.FOLLOW_UPS, **video.FOLLOW_UPS}),
     )
 }

@@ -16,6 +16,8 @@ NEAR, WIDE = 1.25, 4.2
 """Side of a good zoom and of one that is too wide, relative to the thing's longer side."""
 AIM_SPREAD = 0.008
 """How far a zoom may miss the middle of a thing, 0..1 of the picture."""
+COMMON_LABELS = ("bottle", "chair", "bird", "clock", "shoe", "kite", "lamp", "plate")
+"""Wrong answers where the picture has too few other labels."""
 TWO_ZOOMS_SHARE = 0.25
 """Share of samples without a level that zoom twice."""
 
@@ -101,7 +103,11 @@ def what_is_there(sample: Sample) -> Demonstration:
 def _label_at(sample: Sample, region: Region, choices: bool = False) -> Demonstration:
     where = naming.position(region.box)
     sample.ask(where=where)
-    wrong = _wrong_labels(sample, region) if choices else []
+    wrong: list[str] = []
+    if choices:
+        here = dict.fromkeys(r.label for r in sample.regions if r.label != region.label)
+        common = [label for label in COMMON_LABELS if label not in here]
+        wrong = sample.shuffled([label for label in (*here, *common[:3]) if label != region.label])[:3]
     _approach(sample, region, f"the thing in the {where}")
     return sample.done(
         region.label,
@@ -114,20 +120,14 @@ def _isolated(sample: Sample) -> list[Region]:
     """Small things with a telling label that are the only one in their ninth of the picture."""
     sample.require(not _digits(sample))
     cells = [naming.position(region.box) for region in sample.regions]
-    isolated = [r for r, cell in zip(sample.regions, cells, strict=True) if cells.count(cell) == 1 and _unobstructed(sample, r)]
+    isolated = [r for r, cell in zip(sample.regions, cells, strict=True) if cells.count(cell) == 1]
     excluded = sample.partial | naming.GENERIC_LABELS
-    return [r for r in _small(isolated) if r.label not in excluded]
-
-
-def _unobstructed(sample: Sample, region: Region) -> bool:
-    """True if hardly any of the region lies inside the box of another annotated thing."""
-    return all(geometry.covered(region.box, other.box) < 0.1 for other in sample.regions if other is not region)
-
-
-def _wrong_labels(sample: Sample, region: Region) -> list[str]:
-    here = dict.fromkeys(r.label for r in sample.regions if r.label != region.label)
-    common = [label for label in ("bottle", "chair", "bird", "clock", "shoe", "kite", "lamp", "plate") if label not in here]
-    return sample.shuffled([label for label in (*here, *common[:3]) if label != region.label])[:3]
+    return [
+        region
+        for region in _small(isolated)
+        if region.label not in excluded
+        and all(geometry.covered(region.box, other.box) < 0.1 for other in sample.regions if other is not region)
+    ]
 
 
 def detail_colour(sample: Sample) -> Demonstration:
@@ -146,8 +146,7 @@ def _coloured(sample: Sample, regions: list[Region]) -> tuple[Region, str]:
         value = sample.colour(region)
         if value and value not in sample.names[region.id].split():
             return region, value
-    sample.require(False)
-    raise AssertionError
+    raise sample.unsuitable()
 
 
 def _wrong_colours(sample: Sample, value: str) -> list[str]:
@@ -274,12 +273,6 @@ def _next_to(sample: Sample, region: Region) -> dict[str, Region]:
     return {} if sample.partial else {side: others[index] for side, index in beside.items()}
 
 
-def _name_by(sample: Sample, region: Region, side: str, what: str) -> str:
-    """Describe a region in thoughts as the one beside ``what``."""
-    sample.names[region.id] = f"the {naming.noun(region.label)} {naming.PREPOSITIONS[side]} {what}"
-    return sample.names[region.id]
-
-
 def colour_beside(sample: Sample) -> Demonstration:
     """The colour of a thing, then that of the one next to it."""
     sample.require(not _digits(sample))
@@ -295,7 +288,8 @@ def colour_beside(sample: Sample) -> Demonstration:
 
     sample.follow("attributes", "colour", ask_first)
     sample.ask(side=naming.SIDES[side])
-    _name_by(sample, second, side, sample.names[first.id])
+    beside = f"{naming.PREPOSITIONS[side]} {sample.names[first.id]}"
+    sample.names[second.id] = f"the {naming.noun(second.label)} {beside}"
     return _colour_done(sample, second, value, _measured_colour(sample, second, value))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pixelis.datasets.synthesis import geometry
 from pixelis.datasets.synthesis.sample import Form, Sample
-from pixelis.records import Demonstration, Region
+from pixelis.records import Demonstration
 
 CHANNELS = ("red", "green", "blue")
 MIN_PIXELS = 200
@@ -43,20 +43,16 @@ def channel_mean(sample: Sample) -> Demonstration:
     region = sample.pick(sample.named)
     channel = int(sample.rng.integers(3))
     sample.ask(what=sample.names[region.id], channel=CHANNELS[channel])
-    truth = _mean(sample, region, channel)
+    picture = sample.picture(region)
+    size = np.array([*picture.shape[1::-1]] * 2)
+    x0, y0, x1, y1 = np.round(np.array(region.box) * size).astype(int).tolist()
+    sample.require(x1 > x0 and y1 > y0)
+    truth = float(picture[y0:y1, x0:x1, channel].mean())  # over the annotated box, 0..255
     sample.require(truth >= 20)
     box = geometry.outward(region.box, sample.grid)
     printed = _run(sample, f"print(round(float(image[..., {channel}].mean()), 1))", region.media, box=box)
     sample.check(abs(float(printed) - truth) <= 0.045 * truth, "measure_differs")
     return sample.done(printed, scorer="numeric_band", truth=f"{truth:.2f}", value=printed)
-
-
-def _mean(sample: Sample, region: Region, channel: int) -> float:
-    """The mean over the annotated box, 0..255."""
-    picture = sample.picture(region)
-    x0, y0, x1, y1 = np.round(np.array(region.box) * (*picture.shape[1::-1], *picture.shape[1::-1])).astype(int).tolist()
-    sample.require(x1 > x0 and y1 > y0)
-    return float(picture[y0:y1, x0:x1, channel].mean())
 
 
 PIXELS: dict[str, Form] = {"colour_pixels": colour_pixels, "channel_mean": channel_mean}

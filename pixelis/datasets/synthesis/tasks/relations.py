@@ -63,8 +63,7 @@ def _pick_pair(sample: Sample, measure: str, clear: Callable[[float, float], boo
         values = [value for region in pair if (value := _true_value(sample, region, measure)) is not None]
         if len(values) == 2 and clear(*values):
             return list(pair), values
-    sample.require(False)
-    raise AssertionError
+    raise sample.unsuitable()
 
 
 def _clear_ratio(a: float, b: float) -> bool:
@@ -234,8 +233,7 @@ def _pick_neighbours(sample: Sample) -> tuple[list[Region], str]:
     for pair in itertools.islice(itertools.permutations(sample.shuffled(sample.named), 2), 12):
         if direction := _direction(sample, pair, pair[0].box, pair[1].box):
             return list(pair), direction
-    sample.require(False)
-    raise AssertionError
+    raise sample.unsuitable()
 
 
 def _segment_and_locate(sample: Sample, region: Region, measured: bool = False) -> Sequence[float]:

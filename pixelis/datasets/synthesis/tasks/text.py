@@ -155,17 +155,18 @@ def given(sample: Sample) -> Demonstration:
     """The question that came with the picture, if exactly one annotated line contains an accepted answer."""
     truths = sample.question.answers or []
     sample.require(sample.question.question and truths)
-    matches = [(line, box, truth) for line, box in _lines(sample) for truth in truths if _contains(line.text, truth)]
+    matches = []
+    for line, box in _lines(sample):
+        words = [normalised(word) for word in line.text.split()]
+        for truth in truths:
+            part = [normalised(word) for word in truth.split()]
+            if part and any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1)):
+                matches.append((line, box, truth))
     sample.require(len({box for _, box, _ in matches}) == 1)
     line, box, truth = matches[0]
     sample.ask()
     _read(sample, line, box)
     return sample.done(truth, scorer=sample.question.scorer, also=[t for t in truths if t != truth], value=truth)
-
-
-def _contains(text: str, phrase: str) -> bool:
-    words, part = [normalised(word) for word in text.split()], [normalised(word) for word in phrase.split()]
-    return bool(part) and any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1))
 
 
 # Text that must be changed before it can be read

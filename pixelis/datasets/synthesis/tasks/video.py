@@ -1,4 +1,4 @@
-"""Tasks about clips: when something happens, found in selected frames, and how something moves, found by tracking."""
+"""Tasks about clips: when something happens, found in selected frames or by a search, and how something moves."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ MOVED, STILL = 0.1, 0.012
 """Displacement in diagonals of the frame: from MOVED on a thing moves, up to STILL it stays."""
 MIN_GROWTH = 1.35
 """Ratio of areas from which on a thing gets larger."""
+SPAN_MARGIN = 0.2
+"""Seconds between a span of time in which something happens and a wrong one."""
 EVENT_MARGIN = 0.04
 """Seconds that a frame must be away from the ends of an event to count as inside or outside."""
 
@@ -162,6 +164,48 @@ def happens(sample: Sample) -> Demonstration:
     sample.check([e for e in events if _inside(e, shown[0])] == [event], "not_shown")
     _remark_event(sample, event, shown)
     return sample.done(event.text, wrong=sample.shuffled([e.text for e in events if e is not event])[:3], event=event.text)
+
+
+# Moments that a search finds
+
+
+def _search(sample: Sample, event: str) -> tuple[Event, list[float]]:
+    """Search for the annotated event; the times of the moments, the best first."""
+    media = sample.first_media("video")
+    sample.require(sample.question.meta.get("event") == event)
+    annotated = sample.pick([e for e in sample.annotations.events if e.media == media])
+    sample.ask()
+    observation = sample.session.call(sample.think(event, "the clip"), "search_clip", target=media, event=event)
+    times = [float(moment["time"]) for moment in observation.data["moments"]]
+    sample.check(times, "not_shown")
+    return annotated, times
+
+
+def cut(sample: Sample) -> Demonstration:
+    """The second at which one scene gives way to another."""
+    event, times = _search(sample, "cut")
+    sample.check(len(times) == 1 and abs(times[0] - event.start) <= 0.04 * event.start, "not_shown")
+    answer = f"{times[0]:.2f}"
+    sample.narrator.remark("cut", time=answer)
+    return sample.done(answer, scorer="numeric_band", truth=f"{event.start:.2f}", value=answer)
+
+
+def motion(sample: Sample) -> Demonstration:
+    """In which of several spans of time something moves."""
+    event, times = _search(sample, "motion")
+    sample.check(event.start <= times[0] <= event.end, "not_shown")
+    sample.narrator.remark("motion", time=f"{times[0]:.2f}")
+    clip, length = sample.session.media[event.media], event.end - event.start
+    assert isinstance(clip, Clip)
+    starts = [float(time) for time in clip.times if time + length <= clip.end]
+    apart = [s for s in starts if s + length <= event.start - SPAN_MARGIN or s >= event.end + SPAN_MARGIN]
+    chosen = [event.start]
+    for start in sample.shuffled(apart):
+        if all(abs(start - other) >= 2 * SPAN_MARGIN for other in chosen):
+            chosen.append(start)
+    sample.require(len(chosen) > 1)
+    right, *wrong = [f"{start:.1f} to {start + length:.1f} s" for start in chosen[:4]]
+    return sample.done(right, wrong=wrong, value=right)
 
 
 # Tracks
@@ -309,7 +353,11 @@ def end_of_it(sample: Sample) -> Demonstration:
 def moves(sample: Sample) -> Demonstration:
     """Whether a thing moves at all."""
     tracks = [(track, _displacement(sample, track.boxes)[2]) for track in _tracks(sample)]
-    track, distance = sample.pick([pair for pair in tracks if pair[1] >= MOVED or _still(sample, pair[0])])
+
+    def still(track: Track) -> bool:
+        return max(_displacement(sample, [track.boxes[0], box])[2] for box in track.boxes) <= STILL
+
+    track, distance = sample.pick([pair for pair in tracks if pair[1] >= MOVED or still(pair[0])])
     value = "moves" if distance >= MOVED else "stays"
     _ask(sample, track, what=track.what)
     record, _ = _follow(sample, track)
@@ -317,10 +365,6 @@ def moves(sample: Sample) -> Demonstration:
     diagonal = math.hypot(_clip(sample).width, _clip(sample).height)
     sample.check((pixels / diagonal >= 0.5 * MOVED) == (value == "moves"), "measure_differs")
     return sample.done(value, pixels=round(pixels), value=value)
-
-
-def _still(sample: Sample, track: Track) -> bool:
-    return max(_displacement(sample, [track.boxes[0], box])[2] for box in track.boxes) <= STILL
 
 
 def grows(sample: Sample) -> Demonstration:
@@ -374,6 +418,7 @@ def farther(sample: Sample) -> Demonstration:
 
 
 FOLLOW_UPS: dict[str, Form] = {"end_of_it": end_of_it}
+SEARCH: dict[str, Form] = {"cut": cut, "motion": motion}
 FRAMES: dict[str, Form] = {"begins": begins, "first": first, "choose": choose, "holds": holds, "happens": happens}
 TRACKING: dict[str, Form] = {
     "direction": direction,
