@@ -55,6 +55,7 @@ class _Worker:
             self.kill()
 
         timer = threading.Timer(timeout_s, give_up)
+        timer.daemon = True
         timer.start()
         try:
             self.process.stdin.write(json.dumps({**message, "timeout_s": timeout_s}).encode() + b"\n")
