@@ -152,8 +152,7 @@ def cohen_d(differences: np.ndarray) -> float | None:
 def seed_error(scores: Scores) -> tuple[float, int] | None:
     """Standard error of the difference of two arms over seeds, and its degrees of freedom; None for one seed.
 
-    From the residuals of runs that arm and seed do not explain (two-way analysis of variance without replication), so that all
-    arms tell how much seeds vary.
+    From the residuals of a two-way analysis of variance (arm, seed) without replication, so that all arms tell how seeds vary.
     """
     arms, seeds = len(scores.arms), len(scores.seeds)
     if arms < 2 or seeds < 2:

@@ -1,7 +1,7 @@
 """Where a policy is wrong: clusters of similar questions, and how often each of them is wrong.
 
-All questions are clustered, right and wrong ones: clusters of the wrong ones would only show where there are many questions.
-The vectors of the memory are no help here. They are made to tell pictures apart, and their clusters mix what pictures show.
+All questions are clustered: clusters of the wrong ones would only show where there are many questions. The vectors of the memory
+do not help here, because they are made to tell single pictures apart.
 """
 
 from __future__ import annotations

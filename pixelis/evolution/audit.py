@@ -1,9 +1,9 @@
 """The audit log: who changed the served policy and why, as a chain of hashes that makes later edits visible.
 
-The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on (compressed with gzip in older logs). Each line holds
-the hash of the line before it, also across files. Retention records what it removes before it does. The chain alone cannot show
-that its end was cut off: a file beside the folder anchors the last hash. Against somebody who can write both, store
-``Report.head`` elsewhere and pass it to ``verify``.
+The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on (compressed with gzip in older
+logs). Each line holds the hash of the line before it, also across files. Retention records what it removes
+before it does. The chain alone cannot show that its end was cut off: a file beside the folder anchors the
+last hash. Against somebody who can write both, store ``Report.head`` elsewhere and pass it to ``verify``.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def parse(line: bytes) -> AuditEvent | None:
 class AuditLog:
     """One writer per folder, usable from any number of threads; an event is on disk when ``write`` returns.
 
-    Opening the log after a crash cuts an incomplete last line and records a ``repair``. Raises BadInput ``audit_in_use`` when
-    another writer holds the folder, ``audit_broken`` when the chain cannot be continued from the last line.
+    Opening the log after a crash cuts an incomplete last line and records a ``repair``. Raises BadInput
+    ``audit_in_use`` when another writer holds the folder, ``audit_broken`` when the chain cannot be continued
+    from the last line.
     """
 
     def __init__(self, folder: str | Path, config: AuditConfig, lock_wait_s: float = LOCK_WAIT_S):
@@ -130,8 +131,8 @@ class AuditLog:
     ) -> AuditEvent:
         """Append one event and return it when it is on disk.
 
-        Raises BadInput for an unknown event or result and for details that are no JSON; InfraFailure ``audit_write`` when the
-        disk refuses, in which case nothing was appended.
+        Raises BadInput for an unknown event or result and for details that are no JSON; InfraFailure
+        ``audit_write`` when the disk refuses, in which case nothing was appended.
         """
         if event not in EVENTS or result not in RESULTS:
             valid = EVENTS if event not in EVENTS else RESULTS
@@ -376,8 +377,8 @@ class Report:
 def verify(folder: str | Path, head: str | None = None) -> Report:
     """Follow the chain through all files and report each line that breaks it.
 
-    ``head`` is an earlier ``Report.head``, which must be in the chain. So must the anchor, or the end was cut off.
-    Raises MissingFile when there is no log.
+    ``head`` is an earlier ``Report.head``, which must be in the chain. So must the anchor, or the end was cut
+    off. Raises MissingFile when there is no log.
     """
     anchor = read_anchor(folder)  # before the lines: a running service may append more
     try:

@@ -1,8 +1,7 @@
 """The canary: labelled questions on which no version may regress, before it is promoted and while it serves.
 
 Versions are compared question by question, so that the difficulty of a question cancels. A promotion needs evidence that the
-candidate is not worse (a non-inferiority test); a lack of evidence that it is does not suffice. ``PromotionHistory`` keeps the
-scores of the promoted versions: a candidate is compared with the served, the best and the first one, or small falls would add up.
+candidate is not worse: a non-inferiority test.
 """
 
 from __future__ import annotations
@@ -106,7 +105,10 @@ def least_questions(config: CanaryConfig) -> int:
 
 
 class PromotionHistory:
-    """The promoted versions in order with their scores; the first is the starting policy, the last one serves."""
+    """The promoted versions in order with their scores; the first is the starting policy, the last one serves.
+
+    A candidate is compared with the served, the best and the first one, or small falls would add up.
+    """
 
     def __init__(self, config: CanaryConfig, version: int, scores: Scores):
         self.config = config

@@ -18,14 +18,11 @@ SIGNIFICANCE = 1e-4
 class Collapse:
     """Detects that one answer wins nearly everywhere, where there used to be many.
 
-    A vote rewards agreement, and answering the same whatever the picture shows maximises agreement: confidence rises while the
-    answers to *different* requests become one. The first WINDOW winners are the baseline, the last ones the recent
-    window. The vote has collapsed when all answers but the most common recent one have at most ``collapse`` times the share that
-    they had in the baseline, and chance explains that with a probability below SIGNIFICANCE (Fisher's exact test). Traffic that
-    was uniform from the start never alarms. New traffic that really has one answer may; the refused updates would teach little,
-    because a group that agrees has no advantages.
-
-    The baseline does not move, or a slow collapse would become normal; ``reset`` it after a rollback or a resumption by a person.
+    A vote rewards agreement, and answering the same whatever the picture shows maximises agreement. The first
+    WINDOW winners are the baseline, the last ones the recent window. The vote has collapsed when all answers but the
+    most common recent one have at most ``collapse`` times the share that they had in the baseline, and chance
+    explains that with a probability below SIGNIFICANCE (Fisher's exact test). The baseline does not move, or a slow
+    collapse would become normal; ``reset`` it after a rollback or a resumption by a person.
     """
 
     def __init__(self, config: VotingConfig):

@@ -1,7 +1,7 @@
-"""Redacts text before it is stored: personal data becomes ``[CATEGORY_xxxxxx]``, other numbers stay.
+"""Redacts text before it is stored: personal data of a known form becomes ``[CATEGORY_xxxxxx]``.
 
-The six hex digits come from a SHA-256 of the redacted value: the same address gets the same mark in all records, and a guessed
-address can be confirmed. Patterns find personal data of a known form; names and streets in running text have none and stay.
+The six hex digits come from a SHA-256 of the redacted value: the same address gets the same mark in all records. Names and
+streets in running text have no known form and stay.
 """
 
 from __future__ import annotations

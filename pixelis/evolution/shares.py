@@ -1,7 +1,6 @@
-"""Caps how much of an update one user, or one question in many copies, may decide.
+"""Caps how much of an update, and of a candidate, one user or one question in many copies may decide.
 
-A vote shows what the samples agree on, not that the traffic is honest: whoever sends most of the traffic would elect most of the
-labels. Batches are therefore composed under caps, and the caps hold for the sum of a candidate's batches too.
+A vote shows what the samples agree on, not that the traffic is honest: whoever sends most of it would elect most of the labels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Traffic-shaped questions of the canary: confident, diverse requests that are held out from learning.
+"""Questions of the canary from the traffic: confident, diverse requests that are held out from learning.
 
-The labelled questions of the canary cover what must not be forgotten; these cover what callers ask. A candidate that contradicts
-the votes that elected their answers, more often than the served version does, was taught by other traffic than theirs. They are
-stored, so that no restart frees a candidate of them.
+The labelled questions of the canary cover what must not be forgotten; these cover what callers ask. They are stored, so that no
+restart frees a candidate of them.
 """
 
 from __future__ import annotations

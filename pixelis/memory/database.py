@@ -1,7 +1,6 @@
-"""The record of truth of one shard: an SQLite file. Acknowledged writes are on disk.
+"""The record of truth of one shard: an SQLite file in WAL mode with ``synchronous=FULL``.
 
-WAL mode with ``synchronous=FULL``: a commit returns when its frames are synced, and readers never wait for a writer. One thread
-commits all pending writes together, so that concurrent callers share one sync.
+One thread commits all pending writes together, so that concurrent callers share one sync; readers never wait for it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ PROBE_S = 1.0
 
 
 def connect(path: Path, mode: str = "rwc", **options: Any) -> sqlite3.Connection:
-    """Connect to a database that only this process uses. mode: ``rwc`` to create and change it, ``ro`` to read.
-
-    The index of its log is in the process's memory (SQLite's VFS ``unix-excl``). In a file that is mapped into memory, as SQLite
-    has it otherwise, writing it on a disk that has become read-only would kill the process.
-    """
+    """Connect to a database that only this process uses. mode: ``rwc`` to create and change it, ``ro`` to read."""
+    # unix-excl keeps the index of the log in memory: in a mapped file, a disk that becomes read-only would kill the process.
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl", uri=True, timeout=30, **options)
 
 

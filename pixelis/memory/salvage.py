@@ -1,6 +1,7 @@
 """Finds damage in the file of a shard, and copies every intact record to a new file.
 
-Each row has a checksum, because SQLite notices damage to its own structures only. ``damaged`` reads the whole file.
+Each row has a checksum, because SQLite notices damage to its own structures only. ``damaged`` reads the whole
+file.
 """
 
 from __future__ import annotations

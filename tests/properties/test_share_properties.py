@@ -52,6 +52,7 @@ def test_no_user_and_no_question_exceeds_its_share_of_a_batch_or_candidate(
             candidate = []
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 8), st.integers(1, 16), st.integers(1, 5), st.integers(0, 2**32))
 @example(users=5, size=3, every=4, seed=0)  # a candidate that three of four users had filled to their caps waited forever

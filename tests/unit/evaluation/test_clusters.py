@@ -110,6 +110,7 @@ def test_parts_that_are_missing_or_the_same_separate_nothing():
     assert not balanced_vectors([(None, same)] * 4, (0.7, 0.3)).any()
 
 
+@pytest.mark.slow
 @given(
     errors=st.lists(st.booleans(), min_size=6, max_size=30),
     clusters=st.integers(2, 3),
@@ -172,6 +173,7 @@ def test_a_configuration_without_vectors_or_questions_is_refused(keys, message):
         parse({"evaluate": keys})
 
 
+@pytest.mark.slow
 def test_too_few_questions_are_refused_before_and_by_a_dry_run(tmp_path, capsys):
     with pytest.raises(BadInput, match=r"too few for evaluate\.clusters=3") as caught:
         error_clusters(three_kinds((0, 0, 0))[0][:5], np.eye(5, dtype=np.float32), 3)

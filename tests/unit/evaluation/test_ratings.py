@@ -107,6 +107,7 @@ def votes(key: RatingKey, rater: str, preferences: dict[str, str], correct: dict
     )
 
 
+@pytest.mark.slow
 def test_raters_who_agree_do_not_narrow_the_interval_of_the_preferred_share():
     key, _ = draw_pairs(*evaluations(60), ("a", "b"), 50, seed=1)
     chosen = {item: "a" if number % 3 else "b" for number, item in enumerate(key.items)}
@@ -137,6 +138,7 @@ def test_exchanged_arms_give_negated_differences(preferences, of_a, of_b):
     assert report["preferred"]["a"] == exchanged["preferred"]["b"]
 
 
+@pytest.mark.slow
 def test_raters_that_hurry_fail_checks_or_disagree_are_named():
     key, _ = draw_pairs(*evaluations(), ("a", "b"), 10, seed=1)
     careful = rate_all(key, "ann", ["a"], (5, 1))

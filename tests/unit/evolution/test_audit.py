@@ -161,6 +161,7 @@ def test_a_crash_before_the_anchor_was_written_is_mended_on_reopening(tmp_path):
     assert json.loads(audit.anchor_file(tmp_path).read_text())["events"] == 6
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**16), st.integers(1, 255))
 def test_any_one_edit_of_the_files_is_found(place, mask):

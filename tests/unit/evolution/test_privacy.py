@@ -241,6 +241,7 @@ def test_redacting_again_changes_nothing(text):
     assert len(cleaned) <= MAX_CHARS
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 60), PIECES, st.sampled_from(["x", " ", "7", "é"]), st.integers(0, 400))
 def test_a_cut_text_ends_with_no_split_mark(before, piece, filler, after):

@@ -54,6 +54,7 @@ def test_a_full_disk_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Pa
         shard.close()
 
 
+@pytest.mark.slow
 def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 3) as disk:
         script = (
@@ -74,6 +75,7 @@ def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
         shard.close()
 
 
+@pytest.mark.slow
 def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
     """EFBIG, from a limit on the size of files, as an error that is neither a full disk nor a read-only one."""
     script = (

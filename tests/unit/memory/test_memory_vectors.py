@@ -31,6 +31,7 @@ def test_vectors_are_normalised_before_they_are_weighted() -> None:
             combine(*nothing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_vectors_do_not_depend_on_the_other_questions(family: str) -> None:
     model, _, spec = load_model(policy(family), "cpu")
@@ -63,6 +64,7 @@ def test_an_image_vector_depends_neither_on_a_constant_nor_on_the_size() -> None
     torch.testing.assert_close(image_vector(features[:1], 1, 1), features[0])
 
 
+@pytest.mark.slow
 def test_the_nearest_neighbour_of_a_compressed_image_is_the_image() -> None:
     """With the embedded model, compressed copies pass the default similarity of a neighbour, other images do not."""
     from pixelis.config import EvolutionConfig, MemoryConfig, load
