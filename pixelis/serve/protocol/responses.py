@@ -180,13 +180,7 @@ class ResponsesRequest(QuestionRequest):
     include: list[str] | None = Field(None, max_length=16, fail_fast=True)
     text: TextOptions | None = None
     reasoning: dict[str, Any] | None = None
-    truncation: str | None = None
-    tools: list[Any] | None = None
-    max_tool_calls: int | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
-    background: bool | None = None
-    conversation_: Any = Field(None, alias="conversation")
-    prompt: Any = None
     _earlier: Conversation = PrivateAttr(default_factory=lambda: Conversation(""))
 
     def continue_from(self, earlier: Conversation) -> None:
@@ -205,18 +199,11 @@ class ResponsesRequest(QuestionRequest):
 
     def conversation(self) -> Conversation:
         """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
-        reasoning = self.reasoning or {}
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
             raise ApiError(400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs")
         unsupported = {
-            "tools": bool(self.tools),
-            "max_tool_calls": self.max_tool_calls is not None,
-            "background": bool(self.background),
-            "conversation": self.conversation_ is not None,
-            "prompt": self.prompt is not None,
-            "truncation": self.truncation not in (None, "disabled"),
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
-            "reasoning.effort": reasoning.get("effort") is not None,
+            "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
             "include": bool(set(self.include or ()).difference(INCLUDED)),
         }
         refuse_unsupported(unsupported, self.model_extra)
