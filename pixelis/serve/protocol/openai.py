@@ -246,6 +246,18 @@ class PixelisFields(BaseModel):
     cached: bool = False
     seconds: float
 
+    @classmethod
+    def of(cls, answer: Answer, seconds: float) -> PixelisFields:
+        return cls(
+            confidence=answer.verdict.confidence,
+            verdict=answer.verdict,
+            policy_version=answer.group.policy_version,
+            operations=answer.winner.operations_ok,
+            experience_id=answer.experience_id,
+            remembered=answer.remembered,
+            seconds=round(seconds, 4),
+        )
+
 
 class ChatCompletion(BaseModel):
     """Reply of ``POST /v1/chat/completions``."""
@@ -262,21 +274,12 @@ class ChatCompletion(BaseModel):
     @classmethod
     def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
         """The completion of an answer after ``seconds``, with ``n`` choices cut at the first of ``stops``."""
-        winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
         return cls(
             model=model,
-            system_fingerprint=f"policy-{version}",
+            system_fingerprint=f"policy-{answer.group.policy_version}",
             choices=[Choice.of(index, content, t, stops) for index, (content, t) in enumerate(choices(answer, n))],
             usage=Usage.of(answer.group.trajectories),
-            pixelis=PixelisFields(
-                confidence=verdict.confidence,
-                verdict=verdict,
-                policy_version=version,
-                operations=winner.operations_ok,
-                experience_id=answer.experience_id,
-                remembered=answer.remembered,
-                seconds=round(seconds, 4),
-            ),
+            pixelis=PixelisFields.of(answer, seconds),
         )
 
 

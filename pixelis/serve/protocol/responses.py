@@ -22,7 +22,7 @@ from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_f
 from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
 from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
-from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
+from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
@@ -357,14 +357,13 @@ class ResponsesFormat:
         self.thoughts = ThoughtStream(config.dialogue.dialect)
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        completion = ChatCompletion.of(self.base.model, answer, time.monotonic() - self.started)
         log_probs = None
         if self.log_probs:
             (log_probs,) = await answer_log_probs(agent, answer, [(answer.verdict.answer, answer.winner)])
         changes = {
             "completed_at": int(time.time()),
             "usage": _usage(answer),
-            "pixelis": completion.pixelis,
+            "pixelis": PixelisFields.of(answer, time.monotonic() - self.started),
             **_outcome(answer.winner, answer.verdict.answer, log_probs),
         }
         return self.base.model_copy(update=changes).model_dump(mode="json")
