@@ -100,6 +100,7 @@ def traffic(draw: random.Random) -> list[tuple[Any, ...]]:
     return requests
 
 
+@pytest.mark.long
 def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_is_refused(
     ray_cluster: None, tmp_path: Path, record_figures: Any
 ) -> None:

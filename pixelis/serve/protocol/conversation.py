@@ -18,6 +18,10 @@ IGNORED = {
 }
 """Fields of OpenAI and vLLM without influence on the answer to a request without tools."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "modalities": (["text"],),
+    "truncation": ("disabled",),
     "top_k": (-1, 0),
     "min_p": (0,),
     "repetition_penalty": (1,),

@@ -160,17 +160,9 @@ class ChatRequest(QuestionRequest):
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
     stop: text_or(Annotated[list[str], Field(max_length=MAX_STOPS)]) | None = None  # type: ignore[valid-type]
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
-    logit_bias: Any = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    modalities: list[str] | None = Field(None, max_length=16, fail_fast=True)
-    audio: Any = None
-    prediction: Any = None
     web_search_options: Any = None
     response_format: dict[str, Any] | None = None
 
@@ -180,14 +172,6 @@ class ChatRequest(QuestionRequest):
             raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
         answers = self.answer_format
         unsupported = {
-            "tools": bool(self.tools),
-            "functions": bool(self.functions),
-            "logit_bias": bool(self.logit_bias),
-            "presence_penalty": bool(self.presence_penalty),
-            "frequency_penalty": bool(self.frequency_penalty),
-            "modalities": self.modalities not in (None, ["text"]),
-            "audio": self.audio is not None,
-            "prediction": self.prediction is not None,
             "web_search_options": self.web_search_options is not None,
             "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
@@ -262,6 +246,18 @@ class PixelisFields(BaseModel):
     cached: bool = False
     seconds: float
 
+    @classmethod
+    def of(cls, answer: Answer, seconds: float) -> PixelisFields:
+        return cls(
+            confidence=answer.verdict.confidence,
+            verdict=answer.verdict,
+            policy_version=answer.group.policy_version,
+            operations=answer.winner.operations_ok,
+            experience_id=answer.experience_id,
+            remembered=answer.remembered,
+            seconds=round(seconds, 4),
+        )
+
 
 class ChatCompletion(BaseModel):
     """Reply of ``POST /v1/chat/completions``."""
@@ -278,21 +274,12 @@ class ChatCompletion(BaseModel):
     @classmethod
     def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
         """The completion of an answer after ``seconds``, with ``n`` choices cut at the first of ``stops``."""
-        winner, verdict, version = answer.winner, answer.verdict, answer.group.policy_version
         return cls(
             model=model,
-            system_fingerprint=f"policy-{version}",
+            system_fingerprint=f"policy-{answer.group.policy_version}",
             choices=[Choice.of(index, content, t, stops) for index, (content, t) in enumerate(choices(answer, n))],
             usage=Usage.of(answer.group.trajectories),
-            pixelis=PixelisFields(
-                confidence=verdict.confidence,
-                verdict=verdict,
-                policy_version=version,
-                operations=winner.operations_ok,
-                experience_id=answer.experience_id,
-                remembered=answer.remembered,
-                seconds=round(seconds, 4),
-            ),
+            pixelis=PixelisFields.of(answer, seconds),
         )
 
 

@@ -22,7 +22,7 @@ from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_f
 from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
 from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
-from pixelis.serve.protocol.openai import ChatCompletion, Choice, LenientModel, PixelisFields, Usage, unknown_model
+from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage, unknown_model
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
@@ -180,13 +180,7 @@ class ResponsesRequest(QuestionRequest):
     include: list[str] | None = Field(None, max_length=16, fail_fast=True)
     text: TextOptions | None = None
     reasoning: dict[str, Any] | None = None
-    truncation: str | None = None
-    tools: list[Any] | None = None
-    max_tool_calls: int | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
-    background: bool | None = None
-    conversation_: Any = Field(None, alias="conversation")
-    prompt: Any = None
     _earlier: Conversation = PrivateAttr(default_factory=lambda: Conversation(""))
 
     def continue_from(self, earlier: Conversation) -> None:
@@ -205,18 +199,11 @@ class ResponsesRequest(QuestionRequest):
 
     def conversation(self) -> Conversation:
         """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
-        reasoning = self.reasoning or {}
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
             raise ApiError(400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs")
         unsupported = {
-            "tools": bool(self.tools),
-            "max_tool_calls": self.max_tool_calls is not None,
-            "background": bool(self.background),
-            "conversation": self.conversation_ is not None,
-            "prompt": self.prompt is not None,
-            "truncation": self.truncation not in (None, "disabled"),
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
-            "reasoning.effort": reasoning.get("effort") is not None,
+            "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
             "include": bool(set(self.include or ()).difference(INCLUDED)),
         }
         refuse_unsupported(unsupported, self.model_extra)
@@ -370,14 +357,13 @@ class ResponsesFormat:
         self.thoughts = ThoughtStream(config.dialogue.dialect)
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        completion = ChatCompletion.of(self.base.model, answer, time.monotonic() - self.started)
         log_probs = None
         if self.log_probs:
             (log_probs,) = await answer_log_probs(agent, answer, [(answer.verdict.answer, answer.winner)])
         changes = {
             "completed_at": int(time.time()),
             "usage": _usage(answer),
-            "pixelis": completion.pixelis,
+            "pixelis": PixelisFields.of(answer, time.monotonic() - self.started),
             **_outcome(answer.winner, answer.verdict.answer, log_probs),
         }
         return self.base.model_copy(update=changes).model_dump(mode="json")
