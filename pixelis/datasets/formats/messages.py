@@ -1,7 +1,8 @@
-"""Reads the messages of a chat, in whatever form people write them, as turns of text and media.
+"""Reads the messages of a chat, in any usual form, as turns of text and media.
 
-Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and ``<video>`` for the media
-of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages with a role of their own, or ``tool_calls``.
+Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and ``<video>`` for the
+media of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages with a role of their own, or
+``tool_calls``.
 """
 
 from __future__ import annotations

@@ -86,11 +86,16 @@ class DatasetRoot:
             raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is neither yes nor no")
         return self.options[key] == "yes"
 
+    def _below(self, name: str) -> Path:
+        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of the folder."""
+        path = self.folder / name.format_map(self.options)
+        if not path.is_relative_to(self.folder) or ".." in path.relative_to(self.folder).parts:
+            raise BadInput(f"{self.reader.name}: an option leads out of {self.folder}")
+        return path
+
     def path(self, *names: str) -> Path:
         """The first of these paths below the folder that exists, with ``{option}`` filled in; MissingFile quotes the layout."""
-        paths = [self.folder / name.format_map(self.options) for name in names]
-        if any(not path.is_relative_to(self.folder) or ".." in path.relative_to(self.folder).parts for path in paths):
-            raise BadInput(f"{self.reader.name}: an option leads out of {self.folder}")
+        paths = [self._below(name) for name in names]
         for path in paths:
             if path.exists():
                 return path
@@ -99,7 +104,8 @@ class DatasetRoot:
 
     def paths(self, pattern: str, example: str) -> list[Path]:
         """The files of a pattern below the folder in order, at least one; MissingFile without ``example``."""
-        return sorted(self.folder.glob(pattern.format_map(self.options))) or [self.path(example)]
+        files = self.folder.glob(str(self._below(pattern).relative_to(self.folder)))
+        return sorted(files) or [self.path(example)]
 
     def file(self, *names: str) -> AnnotationFile:
         """The annotation file at the first of these paths that exists; MissingFile quotes the layout."""

@@ -76,7 +76,7 @@ def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_sh
     assert BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(range(12, 24))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), batch=st.integers(1, 40), parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any))
 @example(3, 10, (2, 3, 5))
 @example(0, 16, (5, 3, 2))
@@ -85,7 +85,7 @@ def test_every_level_uses_up_its_rows_before_they_come_again(
 ) -> None:
     mixture = tuple(part / sum(parts) for part in parts)
     draw = BatchSampler(store, SftConfig(batch=batch), seed)
-    drawn = np.concatenate([draw.rows(step, mixture) for step in range(150)])
+    drawn = np.concatenate([draw.rows(step, mixture) for step in range(60)])
     for level in range(3):
         rows, pool = drawn[store.levels[drawn] == level], ROWS // 3
         whole = rows[: len(rows) // pool * pool].reshape(-1, pool)
@@ -117,7 +117,7 @@ def test_a_stage_without_demonstrations_is_an_error_before_training(tmp_path: Pa
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 30), st.randoms(use_true_random=False))
 @example(5, 5, 2, Random(0))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_learners_get_equally_many_rows_of_about_equally_much_text(
     store: DemonstrationStore, shares: int, each: int, step: int, random: Any
 ) -> None:

@@ -30,7 +30,7 @@ def read(path: Path) -> list[Any]:
     return [row.values if isinstance(row, Row) else row for row in read_file(LOCAL, str(path))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=ROWS, indent=st.sampled_from([None, 2]), chunk=st.integers(1, 40))
 def test_rows_come_back_from_json_however_it_is_laid_out(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict], indent: int | None, chunk: int

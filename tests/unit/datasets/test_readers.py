@@ -852,6 +852,8 @@ def test_an_option_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     put(tmp_path, "annotations/instances_x.json", {})
     with pytest.raises(BadInput, match="leads out"):
         read(f"coco:{tmp_path / 'inner'}?split=/../../annotations/instances_x")
+    with pytest.raises(BadInput, match="leads out"):
+        read(f"mind2web:{tmp_path / 'inner'}?split=../../x")
 
 
 # -- places ---------------------------------------------------------------------------------------------------------
