@@ -109,7 +109,7 @@ WORDS = ["Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "
     [
         pytest.param("astronaut", 40, "DejaVuSans-Bold.ttf", (255, 255, 255), marks=pytest.mark.long),
         ("coffee", 28, "DejaVuSerif.ttf", (255, 230, 60)),
-        ("rocket", 16, "DejaVuSans.ttf", (255, 255, 255)),
+        pytest.param("rocket", 16, "DejaVuSans.ttf", (255, 255, 255), marks=pytest.mark.long),
         pytest.param("chelsea", 20, "DejaVuSansMono.ttf", (0, 0, 0), marks=pytest.mark.long),
     ],
 )

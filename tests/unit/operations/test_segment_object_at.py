@@ -83,6 +83,7 @@ def measure(items, prompt: str) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the default back-end: below
 @pytest.mark.parametrize("prompt", ["point", "box"])
 def test_coins_of_a_photo(prompt: str):
     picture, truth = coins()

@@ -101,7 +101,7 @@ def test_known_motions_over_real_footage(path, size, photo, move, grow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["leaves", "vanishes"])
+@pytest.mark.parametrize("way", [pytest.param("leaves", marks=pytest.mark.long), "vanishes"])
 def test_an_object_that_leaves_or_vanishes_is_lost(way):
     ground = footage(BIKES, 48, **BIKES_SIZE)
     if way == "leaves":
