@@ -12,10 +12,10 @@ import json
 import mimetypes
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -26,7 +26,6 @@ from pyarrow import fs
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
-from pixelis.files import replacing
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
@@ -398,9 +397,3 @@ def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Replace a file by these bytes as `replacing` does."""
-    with replacing(path) as file:
-        file.writelines(chunks)
