@@ -73,7 +73,7 @@ def measure(
         config,
         f"evaluate {name}",
         count * max(1, len(seeds)),
-        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name, **request)),
+        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name=name, **request)),
         lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
         waiting="answering the first questions",
     )

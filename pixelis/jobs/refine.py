@@ -92,7 +92,7 @@ def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.
 
                 def evaluate(arm: str = arm) -> Any:
                     source, operations = str(episodes.source), episodes.arms[arm]
-                    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, arm, None, times))
+                    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, name=arm, samples=times))
 
                 def poll(arm: str = arm) -> tuple[int, dict[str, Any]]:
                     return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}

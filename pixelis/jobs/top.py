@@ -59,12 +59,11 @@ def main() -> None:
         if a.once:
             Console().print(draw())
         else:
-            with contextlib.suppress(KeyboardInterrupt):
-                _watch(draw, a.every)
+            _watch(draw, a.every)
 
 
 def _watch(draw: Callable[[], RenderableType], every_s: float) -> None:
-    with Live(draw(), screen=True, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(draw(), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:

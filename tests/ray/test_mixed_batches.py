@@ -43,7 +43,7 @@ def questions(folder: Path) -> dict[str, Question]:
     return by_name
 
 
-# tests/engines/test_parity.py: pictures and text of every family; tests/unit/test_video.py: clips.
+# tests/engines/test_parity.py: pictures and text of every family; tests/unit/operations/test_video.py: clips.
 @pytest.mark.long
 def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callable[..., Path], tmp_path: Path) -> None:
     """Use a Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates; other tests use a Qwen3-VL."""
