@@ -22,7 +22,7 @@ def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None
         "refinement.quality.provenance=false",
         "refinement.quality.min_score=0.5",
     ]
-    rates = {"episodes": 3, "utility": "true", "low": 0, "high": 0.9, "margin": 0}
+    rates = {"episodes": 3, "utility": "true", "low": 0, "high": 0.9}
     overrides += [f"refinement.pass_rate.{key}={value}" for key, value in rates.items()]
     overrides += [f"refinement.gates.{name}=0" for name in GATES]
     overrides += [f"run.dir={tmp_path}", "telemetry.progress=false", "refinement.examples=0", "policy.model=nano"]
