@@ -40,7 +40,6 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import agreeing, as_group, relabel
-from pixelis.memory import priority
 from pixelis.policy.adapters import Adapter, load_adapter
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.samples import from_trajectory
@@ -141,7 +140,8 @@ def remember(config: Config, request: Request, label: str) -> Remembered:
 def rehearsed(known: Sequence[Remembered], count: int, rng: np.random.Generator) -> list[Remembered]:
     """A draw by the priority that the service gives to experiences."""
     priorities = np.array([0.5 * (1 - item.confidence) + 0.25 for item in known])
-    return [known[i] for i in np.argsort(priority.keys(priorities, rng))[:count]]
+    drawn = rng.choice(len(known), min(count, len(known)), replace=False, p=priorities / priorities.sum())
+    return [known[i] for i in drawn]
 
 
 def learn(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pixelis.config import Config, ToolboxConfig
+from pixelis.config import Config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.executor import Executor, renamed, sample_id
-from pixelis.errors import DataFailure, MissingDependency
+from pixelis.errors import DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.records import Demonstration
 
@@ -75,11 +75,3 @@ def test_renaming_is_done_once_and_by_whole_words() -> None:
     names = {"obs1": "obs2", "obs2": "obs3"}
     assert renamed("obs1.0 and obs2, not obs12", names) == "obs2.0 and obs3, not obs12"
     assert sample_id(1, "a") == sample_id(1, "a") != sample_id(1, "b")
-
-
-def test_an_operation_that_cannot_run_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its engine every sample that reads text would be dropped under a code, and the job would go on."""
-    monkeypatch.setattr("pixelis.operations.ocr.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match="rapidocr"):
-        Executor()
-    Executor(ToolboxConfig(operations=["zoom_in"]))
