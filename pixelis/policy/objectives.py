@@ -22,6 +22,9 @@ from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_
 from pixelis.policy.packing import PackedBatch
 from pixelis.policy.samples import TrainSample
 
+KL_HORIZON = 10.0
+"""Steps in which an adapted KL weight changes by a fifth at most."""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -57,10 +60,6 @@ def _add_outputs(sums: Sums, new: Tensor, entropy: Tensor) -> None:
     sums["policy_tokens"] += len(new)
     sums["entropy"] += float(entropy.sum())
     sums["nll"] -= float(new.detach().sum())
-
-
-KL_HORIZON = 10.0
-"""Steps in which an adapted KL weight changes by a fifth at most."""
 
 
 class SftObjective:
