@@ -214,7 +214,10 @@ def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
             order[group.question.id].append(float(common == len(names)))
             unnecessary.append(float(len(calls) - common))
             numbers.append(float(len(calls)))
-            _add_tracks(tracking, expected, right)
+            if truths := [truth for truth in expected if truth.track]:
+                tracked = [call for call in right if call.action.op == "track_object"]
+                tracks = [track for call in tracked for track in tracks_of(call, truths[0].media)]
+                tracking.add([truth.track or {} for truth in truths], tracks)
     if not questions:
         return {}
     by_operation: dict[str, dict[str, Any]] = {}
@@ -235,11 +238,3 @@ def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
         "unnecessary": statistics.fmean(unnecessary),
         "calls": statistics.fmean(numbers),
     }
-
-
-def _add_tracks(tracking: TrackingScores, expected: Sequence[ExpectedCall], calls: Sequence[Call]) -> None:
-    truths = [truth for truth in expected if truth.track]
-    if truths:
-        media = truths[0].media
-        tracks = [track for call in calls if call.action.op == "track_object" for track in tracks_of(call, media)]
-        tracking.add([truth.track or {} for truth in truths], tracks)

@@ -37,19 +37,14 @@ def cause_of(group: Group, trajectory: Trajectory) -> Cause | None:
     calls = [call for call in executed_calls(trajectory) if call.observation.status == "ok"]
     if not calls:
         return "never looked"
-    if not all(_is_shown(calls, truth) for truth in expected):
+    called = {call.action.op for call in calls}
+    shown = (_score(calls, truth) >= MIN_SCORE if truth.op in SCORES else truth.op in called for truth in expected)
+    if not all(shown):
         return "looked elsewhere"
     last = expected[-1]
     if last.op in SHOWS_ONLY or (last.op == "read_text" and _score(calls, last) < 1):
         return "misread"
     return "reasoned wrongly"
-
-
-def _is_shown(calls: Sequence[Call], truth: ExpectedCall) -> bool:
-    """Whether the calls show what is expected."""
-    if truth.op not in SCORES:
-        return any(call.action.op == truth.op for call in calls)
-    return _score(calls, truth) >= MIN_SCORE
 
 
 def _score(calls: Sequence[Call], truth: ExpectedCall) -> float:

@@ -59,25 +59,24 @@ def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], d
     if missing := [id for id, outputs in texts.items() if not outputs]:
         message = f"{len(missing)} questions have no answer, the first is {missing[0]}"
         raise BadInput(message, code="unpaired", fix="set evaluate.questions to the number of rows")
-    return [_group(question, texts[question.id], dialect) for question in questions]
-
-
-def _group(question: Question, texts: Sequence[str], dialect: str) -> Group:
-    trajectories = []
-    for i, text in enumerate(texts):
-        answer = DIALECTS[dialect].parse(text, {}, Scale("unit")).answer
-        trajectories.append(
-            Trajectory(
-                id=f"{question.id}-{i}",
-                question_id=question.id,
-                group_id=question.id,
-                dialect=dialect,
-                turns=[Turn(role="assistant", text=text)],
-                answer=answer,
-                stop_reason=StopReason.NO_ACTION if answer is None else StopReason.ANSWER,
+    groups = []
+    for question in questions:
+        trajectories = []
+        for i, text in enumerate(texts[question.id]):
+            answer = DIALECTS[dialect].parse(text, {}, Scale("unit")).answer
+            trajectories.append(
+                Trajectory(
+                    id=f"{question.id}-{i}",
+                    question_id=question.id,
+                    group_id=question.id,
+                    dialect=dialect,
+                    turns=[Turn(role="assistant", text=text)],
+                    answer=answer,
+                    stop_reason=StopReason.NO_ACTION if answer is None else StopReason.ANSWER,
+                )
             )
-        )
-    return Group(id=question.id, question=question, trajectories=trajectories)
+        groups.append(Group(id=question.id, question=question, trajectories=trajectories))
+    return groups
 
 
 def with_scores(

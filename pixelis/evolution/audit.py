@@ -167,15 +167,12 @@ class AuditLog:
         self._size += len(line)
         self._head, self._events = written.hash, self._events + 1
         self._recent.append(written)
-        self._write_anchor()
-        return written
-
-    def _write_anchor(self) -> None:
-        path = anchor_file(self.folder)
+        anchor = anchor_file(self.folder)
         try:
-            write_json(path, {"head": self._head, "events": self._events})
+            write_json(anchor, {"head": self._head, "events": self._events})
         except OSError as error:  # the event itself is on disk, and the next one tries again
-            log.warning("cannot write %s: %s", path, error)
+            log.warning("cannot write %s: %s", anchor, error)
+        return written
 
     def _begin_file(self, number: int) -> None:
         """Append to this file from now on, created if it is missing; ``_size`` is in bytes of whole lines."""
