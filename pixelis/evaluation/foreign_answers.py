@@ -32,7 +32,7 @@ def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ids(questions: Sequence[Question]) -> dict[str, str]:
-    """The id of a question by itself and by its id in the data set, where no other question has that."""
+    """Our id and, where it is unique, the data set's id of each question -> our id."""
     counts = Counter(str(question.meta.get("original_id")) for question in questions)
     originals = {id: q.id for q in questions if counts[id := str(q.meta.get("original_id"))] == 1}
     return {**originals, **{question.id: question.id for question in questions}}

@@ -141,9 +141,9 @@ def _preference(rating: ItemRating, key: KeyItem) -> float:
 def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
     """Results of all raters: arms compared by question, agreement of the raters, quality of the ratings.
 
-    A question counts with the mean of its raters. p values are those of paired permutation tests, corrected by Holm over the
-    preference and the four ratings. Raises BadInput for another page's ratings, unknown items, a rater who comes twice, or fewer
-    than two rated questions.
+    A question counts with the mean of its raters. p values: paired permutation tests, corrected by Holm over
+    the preference and the four ratings. Raises BadInput for ratings of another page, unknown items, a
+    repeated rater, or fewer than two rated questions.
     """
     by_item = _by_item(key, files)
     rated = {item: of for item, of in by_item.items() if of and not key.items[item].is_check}
@@ -191,9 +191,10 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
 
 
 def _share_interval(votes: Sequence[Sequence[float]]) -> list[float]:
-    """The 95 % interval of the share of arm a in the decided votes, over questions: several raters of one are no more questions.
+    """95 % interval of arm a's share of the decided votes, over questions.
 
-    Wilson's for one decided vote a question, or if all are for one arm; else a bootstrap over questions.
+    Wilson's if each question has one decided vote, or all are for one arm; else a bootstrap over questions,
+    because several ratings of one question are not independent.
     """
     counts = [(of.count(1.0), of.count(-1.0)) for of in votes]
     decided = [(wins, losses) for wins, losses in counts if wins + losses]

@@ -70,8 +70,8 @@ class Alert:
 class Alerter:
     """Compares metrics with the built-in thresholds and those of ``config.extra``.
 
-    Alerts are appended to alerts.jsonl in ``folder``, from which a restarted process knows the last ones; None uses no file.
-    Raises BadConfig when WEBHOOK_VARIABLE holds no http(s) URL.
+    Alerts are appended to alerts.jsonl in ``folder``, if given, from which a restarted process reads the last
+    ones. Raises BadConfig if WEBHOOK_VARIABLE holds no http(s) URL.
     """
 
     def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] = os.environ):

@@ -74,10 +74,10 @@ class RateLimit:
 class ClearShare:
     """The share of each user's latest verdicts that passed the gate.
 
-    Agreement shows that an answer is right only if the policy knows most answers. If it knows few, its samples sometimes agree on
-    a systematic error, and learning from these votes reinforces it: TTRL (arXiv 2504.16084) fails without prior knowledge of the
-    task. Rarely clear votes show this without labels. Users are judged apart, so that one whose pictures the policy does not
-    understand does not stop it learning from the others.
+    If the policy knows few answers, its samples sometimes agree on a systematic error, and learning from such
+    votes reinforces it: TTRL (arXiv 2504.16084) fails without prior knowledge of the task. A low share shows
+    this without labels. It is kept by user: pictures of one user that the policy does not understand must not
+    stop it learning from the others.
     """
 
     def __init__(self, config: VotingConfig):

@@ -85,7 +85,7 @@ def _cut(text: str) -> str:
 
 
 def _digest(value: str) -> str:
-    """SHA-256 of the casefolded value; of a number's digits only, so that two spellings of a phone number are equal."""
+    """SHA-256 of the casefolded value; of a number's digits only, to ignore its spelling."""
     folded = value.casefold()
     return _sha256(folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded)))
 
@@ -151,9 +151,10 @@ Redact = Callable[[str], str]
 def redact_record(record: RecordT) -> RecordT:
     """A copy of an experience, or of a record in one, that may be stored.
 
-    All text is redacted; images and clips are referred to by id only, because a URI may hold the picture or a name; annotations
-    are removed and the user becomes a pseudonym. Numeric fields stay. Token ids spell the text of a turn: they are removed with
-    the log-probs where the text changed, and the trajectory can then be read but not trained on.
+    All text is redacted. Images and clips keep only their ids, because a URI may hold the picture or a name.
+    Annotations are removed, the user becomes a pseudonym, numeric fields stay. Where the text of a turn
+    changed, its token ids, which spell the text, and log-probs are removed: such a trajectory can be read but
+    not trained on.
     """
     return _redact_record(record, functools.cache(redact))  # the same answers and questions recur in a record
 

@@ -1,8 +1,9 @@
 """A durable queue of updates that wait for human review: the answers, the vote, and the task to learn from.
 
-Everything is in one SQLite file. Pictures and views are blobs named by their content hash, so that views which the samples of a
-group share are stored once. The redacted copy for people stays; the task, whose tokens spell the text, is removed when the update
-is rejected or ``done``. The caller redacts question and verdict and strips the metadata of pictures.
+One SQLite file holds everything. Pictures and views are blobs named by their content hash, so samples of a
+group share equal views. The task, whose tokens spell the text, is deleted when the update is rejected or
+``done``; the redacted copy for people stays. The caller redacts question and verdict and strips the metadata
+of pictures.
 """
 
 from __future__ import annotations

@@ -52,10 +52,9 @@ class Waiter:
 class Admission:
     """A bounded queue: ``running`` requests are processed, ``waiting`` may wait, more are refused at once.
 
-    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. A lower
-    priority goes first, but each unit of it equals AGE_S seconds of waiting. Where places are short, waiting
-    requests with a priority above ``live`` make room, all but the next of them, so that some of them are
-    always answered.
+    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. Lower
+    priorities go first; each priority unit equals AGE_S seconds of waiting. If places are short, requests
+    with a priority above ``live`` make room, except the next one, so that some of them are always answered.
     """
 
     def __init__(

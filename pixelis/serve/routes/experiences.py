@@ -191,7 +191,7 @@ def _space(caller: Caller, key: str | None, scope: Scope) -> Caller:
 
 
 def _readable(caller: Caller, key: str | None, user: str | None) -> str | None:
-    """Owner of the experiences that the caller may list and search, as the memory stores it; None for all."""
+    """Owner, as stored, whose experiences the caller may list and search; None for all."""
     if key is None and user is None and "read" in caller.scopes:
         return None
     return _space(caller, key, "read").owner(user)

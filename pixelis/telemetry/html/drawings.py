@@ -109,7 +109,7 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
 def _track_drawings(
     trajectory: Trajectory, observation: Observation, root: str, tracks: Sequence[Mapping[str, Any]]
 ) -> list[Drawing]:
-    """One drawing for each frame that the operation returned, or for six frames spread over the tracks."""
+    """One drawing for each returned frame, or for TRACK_FRAMES frames spread over the tracks."""
     numbers = [view.frame for view in observation.images if view.frame is not None]
     if len(numbers) < 2:
         tracked = {index for track in tracks for n in as_list(track.get("frames")) if (index := as_index(n)) is not None}
