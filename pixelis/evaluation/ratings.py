@@ -295,11 +295,15 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     if report["agreement"]:
         lines += ["", f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions"]
         for name, measures in report["agreement"].items():
-            lines += (
-                [f"  {name:<14}{_measure(measure, estimate)}" for measure, estimate in measures.items()]
-                if name != "items"
-                else []
-            )
+            for measure, estimate in measures.items() if name != "items" else ():
+                text = f"{measure} is undefined: the raters never vary"
+                if estimate["value"] is not None:
+                    text = f"{measure} {estimate['value']:.3f}"
+                    if estimate["ci95"] is not None:
+                        text += " [{:.3f}, {:.3f}]".format(*estimate["ci95"])
+                    if measure == "icc":
+                        text += f", {_WORDS[sum(estimate['value'] >= limit for limit in _LIMITS)]}"
+                lines.append(f"  {name:<14}{text}")
     lines.append("")
     for rater in report["raters"]:
         lines.append(
@@ -309,14 +313,6 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     if report["disputed"]:
         lines.append(f"an expert should decide the items {', '.join(report['disputed'])}: the raters disagree")
     return lines
-
-
-def _measure(measure: str, estimate: Mapping[str, Any]) -> str:
-    if estimate["value"] is None:
-        return f"{measure} is undefined: the raters never vary"
-    interval = "" if estimate["ci95"] is None else " [{:.3f}, {:.3f}]".format(*estimate["ci95"])
-    word = f", {_WORDS[sum(estimate['value'] >= limit for limit in _LIMITS)]}" if measure == "icc" else ""
-    return f"{measure} {estimate['value']:.3f}{interval}{word}"
 
 
 _LIMITS = (0.4, 0.6, 0.75)

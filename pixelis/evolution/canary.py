@@ -1,7 +1,7 @@
-"""The canary: labelled questions on which no version may regress, before it is promoted and while it serves.
+"""The canary: labelled questions on which no version may regress, before promotion and while it serves.
 
-Versions are compared question by question, so that the difficulty of a question cancels. A promotion needs evidence that the
-candidate is not worse: a non-inferiority test.
+Versions are compared by question, so that the difficulty of a question cancels. A promotion needs evidence
+that the candidate is not worse: a non-inferiority test.
 """
 
 from __future__ import annotations

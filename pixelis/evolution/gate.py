@@ -33,8 +33,9 @@ def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
 def learning_rate(confidence: float, config: EvolutionConfig) -> float:
     """Learning rate of an update by the mean confidence of its tasks, within MIN_LR..``lr``.
 
-    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence), Pixelis' rule. Fixed is the default: the gate admits only
-    confident verdicts, for which that rule leaves at most .3 lr, and a group's advantages shrink already as its samples agree.
+    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence). Fixed is the default: the gate admits only
+    confident verdicts, for which the other rule leaves at most .3 lr, and a group's advantages already shrink
+    as its samples agree.
     """
     rate = config.lr if config.lr_by == "fixed" else config.lr * (1.0 - confidence)
     return min(max(rate, MIN_LR), config.lr)

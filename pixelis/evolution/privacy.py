@@ -61,7 +61,9 @@ def redact(text: str) -> str:
         before = text
         for category, pattern, valid in PATTERNS:
             text = pattern.sub(lambda match, c=category, v=valid: _replacement(match, c, v), text)  # type: ignore[misc]
-        text = _cut(text)
+        # A mark at the cut is left out whole.
+        marks = re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40])
+        text = text[: MAX_CHARS - 40 + next((m.start() for m in marks if m.start() < 40 < m.end()), 40)]
         if text == before:
             return text
     return f"[TEXT_{_digest(original)[:6]}]"
@@ -74,14 +76,6 @@ def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[
         return whole
     start, end = match.start("value") - match.start(), match.end("value") - match.start()
     return f"{whole[:start]}[{category}_{_digest(match['value'])[:6]}]{whole[end:]}"
-
-
-def _cut(text: str) -> str:
-    """The first MAX_CHARS, or fewer where that would split a mark."""
-    for mark in re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40]):
-        if mark.start() < 40 < mark.end():
-            return text[: MAX_CHARS - 40 + mark.start()]
-    return text[:MAX_CHARS]
 
 
 def _digest(value: str) -> str:

@@ -226,11 +226,11 @@ class ReviewQueue:
         answer: str | None = None,
         now: float | None = None,
     ) -> UpdateTask | None:
-        """Decide once and return the task to learn from; None when rejected or already decided so. Durable on return.
+        """Decide once, durably; returns the task to learn from, None if rejected or decided so before.
 
-        An approved task is scored again when ``answer`` corrects its label. Raises BadInput ``unknown_review``, ``bad_decision``,
-        ``control_token`` for a label that spells one, and ``already_decided`` when the earlier decision differs; nothing changes
-        then.
+        If ``answer`` corrects the label, an approved task is scored again. Raises BadInput
+        ``unknown_review``, ``bad_decision``, ``control_token`` for a label that spells one, and
+        ``already_decided`` if the earlier decision differs; then nothing changes.
         """
         if decision not in ("approved", "rejected"):
             raise BadInput(f"`{decision}` is no decision", code="bad_decision", fix="approved or rejected")
