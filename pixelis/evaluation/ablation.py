@@ -1,8 +1,8 @@
 """Statistics of an ablation: arms against a reference arm, paired by question and by seed.
 
-Two kinds of chance are kept apart. Tests over *questions* ask whether these very runs would differ on other questions: the scores
-of a question, averaged over the seeds, are paired. Tests over *seeds* ask whether other runs of the same arms would differ: the
-means of the runs are a table of arms x seeds.
+Tests over *questions* ask whether these runs would differ on other questions: they pair the scores of a
+question, averaged over seeds. Tests over *seeds* ask whether other runs of the same arms would differ: they
+use the table of mean scores, arms x seeds.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ NO_MAJORITY = ("no_majority", "tie")
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of a batch of scored groups; empty without groups.
 
-    ``group/right_*``: shares of groups by their rate of right answers. ``group/saturated``: share of groups with only right or
-    only wrong answers, which give no gradient from accuracy. ``rollout/calls``: requested operations per episode.
+    ``group/right_*``: shares of groups by their rate of right answers. ``group/saturated``: share of groups
+    with only right or only wrong answers, whose accuracy gives no gradient. ``rollout/calls``: requested
+    operations per episode.
     """
     trajectories = [t for g in groups for t in g.trajectories]
     if not trajectories:
@@ -47,10 +48,11 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _votes(groups: Sequence[Group]) -> dict[str, float]:
-    """Quality of the majority vote as a label (TTRL, arXiv 2504.16084); metrics that need a truth cover labelled groups only.
+    """Quality of the majority vote as a label (TTRL, arXiv 2504.16084).
 
-    ``vote/majority_ratio``: share of all rollouts that gave the majority's answer; ``vote/majority_voting_reward``: mean reward
-    of the vote. ``vote/label_accuracy``: share of right majorities. ``vote/none``: share of groups without a majority. See
+    ``vote/majority_ratio``: share of all rollouts with the majority's answer.
+    ``vote/majority_voting_reward``: mean reward of the vote. ``vote/none``: share of groups without a
+    majority. ``vote/label_accuracy``: share of right majorities, over labelled groups only, as in
     ``_against_truth``.
     """
     voting = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]

@@ -42,10 +42,10 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> fl
 
 
 def fit(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Calibration, float]:
-    """The logistic curve of right answers over confidence, and its calibration error on answers that it was not fitted to.
+    """The logistic curve of right answers over confidence, and its calibration error on held-out answers.
 
-    Raises BadInput for fewer than 50 answers, for fewer than five right or wrong ones, and if confidence says nothing about them.
-    Source: Platt, Probabilistic outputs for support vector machines (1999).
+    Raises BadInput for fewer than 50 answers, fewer than five right or wrong ones, and if confidence says
+    nothing about them. Source: Platt, Probabilistic outputs for support vector machines (1999).
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict

@@ -185,12 +185,13 @@ SCORES: dict[str, tuple[str, Callable[[Sequence[Call], ExpectedCall], float]]] =
 
 
 def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
-    """Scores by operation, and of the choice of calls, over the questions that name their ``expected_calls``; empty without.
+    """Scores by operation over the questions that name their ``expected_calls``; empty without any.
 
-    ``operations``: for each expected one ``n`` expectations, its ``calls``, the share of expectations whose episode ``used`` it
-    with success, and the mean of its score (`SCORES`) with its interval, 0 where it was not used; ``cer`` for read_text, and
-    HOTA, IDF1 and MOTA for track_object. ``order``: share of the episodes whose successful calls contain the expected operations
-    in order. ``unnecessary``: mean number of calls beyond those. ``calls``: mean number of calls.
+    - ``operations``: by expected operation, the ``n`` expectations, the number of ``calls``, the share of
+      expectations whose episode ``used`` it with success, and the mean score (`SCORES`) with its interval, 0
+      where unused; also ``cer`` for read_text, and HOTA, IDF1 and MOTA for track_object.
+    - ``order``: share of episodes whose successful calls contain the expected operations in order.
+    - ``unnecessary``: mean number of calls beyond those. ``calls``: mean number of calls.
     """
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     used, calls_by_op = defaultdict[str, list[float]](list), defaultdict[str, int](int)
@@ -214,7 +215,10 @@ def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
             order[group.question.id].append(float(common == len(names)))
             unnecessary.append(float(len(calls) - common))
             numbers.append(float(len(calls)))
-            _add_tracks(tracking, expected, right)
+            if truths := [truth for truth in expected if truth.track]:
+                tracked = [call for call in right if call.action.op == "track_object"]
+                tracks = [track for call in tracked for track in tracks_of(call, truths[0].media)]
+                tracking.add([truth.track or {} for truth in truths], tracks)
     if not questions:
         return {}
     by_operation: dict[str, dict[str, Any]] = {}
@@ -235,11 +239,3 @@ def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
         "unnecessary": statistics.fmean(unnecessary),
         "calls": statistics.fmean(numbers),
     }
-
-
-def _add_tracks(tracking: TrackingScores, expected: Sequence[ExpectedCall], calls: Sequence[Call]) -> None:
-    truths = [truth for truth in expected if truth.track]
-    if truths:
-        media = truths[0].media
-        tracks = [track for call in calls if call.action.op == "track_object" for track in tracks_of(call, media)]
-        tracking.add([truth.track or {} for truth in truths], tracks)

@@ -21,13 +21,13 @@ SHOWS_ONLY = ("zoom_in", "select_frames")
 
 
 def cause_of(group: Group, trajectory: Trajectory) -> Cause | None:
-    """The cause of a wrong answer, the first of `CAUSES`; None if it is right or not scored, or expected calls are unknown.
+    """The cause of a wrong answer, the first of `CAUSES`; None if right, unscored or without expected calls.
 
     - ``no answer``: the episode ended without one.
     - ``never looked``: no call succeeded.
-    - ``looked elsewhere``: the calls do not show what the question is about, or the last of them that it needs was not made.
-    - ``misread``: they show it, but the text that `read_text` gave is another, or the policy read a view wrongly.
-    - ``reasoned wrongly``: the operations said what it takes to answer.
+    - ``looked elsewhere``: the calls miss what the question is about, or a needed call was not made.
+    - ``misread``: they show it, but `read_text` gave another text, or the policy read a view wrongly.
+    - ``reasoned wrongly``: the operations returned what the answer needs.
     """
     expected = expected_calls(group)
     if not expected or trajectory.rewards.get("accuracy", 1.0) > 0.5:
@@ -37,19 +37,14 @@ def cause_of(group: Group, trajectory: Trajectory) -> Cause | None:
     calls = [call for call in executed_calls(trajectory) if call.observation.status == "ok"]
     if not calls:
         return "never looked"
-    if not all(_is_shown(calls, truth) for truth in expected):
+    called = {call.action.op for call in calls}
+    shown = (_score(calls, truth) >= MIN_SCORE if truth.op in SCORES else truth.op in called for truth in expected)
+    if not all(shown):
         return "looked elsewhere"
     last = expected[-1]
     if last.op in SHOWS_ONLY or (last.op == "read_text" and _score(calls, last) < 1):
         return "misread"
     return "reasoned wrongly"
-
-
-def _is_shown(calls: Sequence[Call], truth: ExpectedCall) -> bool:
-    """Whether the calls show what is expected."""
-    if truth.op not in SCORES:
-        return any(call.action.op == truth.op for call in calls)
-    return _score(calls, truth) >= MIN_SCORE
 
 
 def _score(calls: Sequence[Call], truth: ExpectedCall) -> float:

@@ -1,7 +1,7 @@
-"""Where a policy is wrong: clusters of similar questions, and how often each of them is wrong.
+"""Where a policy is wrong: clusters of similar questions with their error rates.
 
-All questions are clustered: clusters of the wrong ones would only show where there are many questions. The vectors of the memory
-do not help here, because they are made to tell single pictures apart.
+All questions are clustered, because clusters of wrong ones alone would show where questions are frequent. The
+memory's vectors do not help, because they tell single pictures apart.
 """
 
 from __future__ import annotations

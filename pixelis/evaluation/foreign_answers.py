@@ -32,7 +32,7 @@ def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ids(questions: Sequence[Question]) -> dict[str, str]:
-    """The id of a question by itself and by its id in the data set, where no other question has that."""
+    """Our id and, where it is unique, the data set's id of each question -> our id."""
     counts = Counter(str(question.meta.get("original_id")) for question in questions)
     originals = {id: q.id for q in questions if counts[id := str(q.meta.get("original_id"))] == 1}
     return {**originals, **{question.id: question.id for question in questions}}
@@ -59,25 +59,24 @@ def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], d
     if missing := [id for id, outputs in texts.items() if not outputs]:
         message = f"{len(missing)} questions have no answer, the first is {missing[0]}"
         raise BadInput(message, code="unpaired", fix="set evaluate.questions to the number of rows")
-    return [_group(question, texts[question.id], dialect) for question in questions]
-
-
-def _group(question: Question, texts: Sequence[str], dialect: str) -> Group:
-    trajectories = []
-    for i, text in enumerate(texts):
-        answer = DIALECTS[dialect].parse(text, {}, Scale("unit")).answer
-        trajectories.append(
-            Trajectory(
-                id=f"{question.id}-{i}",
-                question_id=question.id,
-                group_id=question.id,
-                dialect=dialect,
-                turns=[Turn(role="assistant", text=text)],
-                answer=answer,
-                stop_reason=StopReason.NO_ACTION if answer is None else StopReason.ANSWER,
+    groups = []
+    for question in questions:
+        trajectories = []
+        for i, text in enumerate(texts[question.id]):
+            answer = DIALECTS[dialect].parse(text, {}, Scale("unit")).answer
+            trajectories.append(
+                Trajectory(
+                    id=f"{question.id}-{i}",
+                    question_id=question.id,
+                    group_id=question.id,
+                    dialect=dialect,
+                    turns=[Turn(role="assistant", text=text)],
+                    answer=answer,
+                    stop_reason=StopReason.NO_ACTION if answer is None else StopReason.ANSWER,
+                )
             )
-        )
-    return Group(id=question.id, question=question, trajectories=trajectories)
+        groups.append(Group(id=question.id, question=question, trajectories=trajectories))
+    return groups
 
 
 def with_scores(

@@ -91,8 +91,9 @@ def calls_of(trajectory: Trajectory) -> list[tuple[str, str, str]]:
 def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
     """Numbers of requested and failed operations of an episode.
 
-    Every policy turn with a call, valid or not, is a request. Invalid calls and calls with an error observation have failed. A
-    call that was not executed because of a limit (`over_turn`, `over_context`) is requested and has not failed.
+    Every policy turn with a call, valid or not, is a request. Invalid calls and calls with an error
+    observation failed. Calls that a limit prevented (`over_turn`, `over_context`) were requested and did not
+    fail.
     """
     requested = failed = 0
     for i, turn in enumerate(trajectory.turns):

@@ -141,9 +141,9 @@ def _preference(rating: ItemRating, key: KeyItem) -> float:
 def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
     """Results of all raters: arms compared by question, agreement of the raters, quality of the ratings.
 
-    A question counts with the mean of its raters. p values are those of paired permutation tests, corrected by Holm over the
-    preference and the four ratings. Raises BadInput for another page's ratings, unknown items, a rater who comes twice, or fewer
-    than two rated questions.
+    A question counts with the mean of its raters. p values: paired permutation tests, corrected by Holm over
+    the preference and the four ratings. Raises BadInput for ratings of another page, unknown items, a
+    repeated rater, or fewer than two rated questions.
     """
     by_item = _by_item(key, files)
     rated = {item: of for item, of in by_item.items() if of and not key.items[item].is_check}
@@ -191,9 +191,10 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
 
 
 def _share_interval(votes: Sequence[Sequence[float]]) -> list[float]:
-    """The 95 % interval of the share of arm a in the decided votes, over questions: several raters of one are no more questions.
+    """95 % interval of arm a's share of the decided votes, over questions.
 
-    Wilson's for one decided vote a question, or if all are for one arm; else a bootstrap over questions.
+    Wilson's if each question has one decided vote, or all are for one arm; else a bootstrap over questions,
+    because several ratings of one question are not independent.
     """
     counts = [(of.count(1.0), of.count(-1.0)) for of in votes]
     decided = [(wins, losses) for wins, losses in counts if wins + losses]
@@ -294,11 +295,15 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     if report["agreement"]:
         lines += ["", f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions"]
         for name, measures in report["agreement"].items():
-            lines += (
-                [f"  {name:<14}{_measure(measure, estimate)}" for measure, estimate in measures.items()]
-                if name != "items"
-                else []
-            )
+            for measure, estimate in measures.items() if name != "items" else ():
+                text = f"{measure} is undefined: the raters never vary"
+                if estimate["value"] is not None:
+                    text = f"{measure} {estimate['value']:.3f}"
+                    if estimate["ci95"] is not None:
+                        text += " [{:.3f}, {:.3f}]".format(*estimate["ci95"])
+                    if measure == "icc":
+                        text += f", {_WORDS[sum(estimate['value'] >= limit for limit in _LIMITS)]}"
+                lines.append(f"  {name:<14}{text}")
     lines.append("")
     for rater in report["raters"]:
         lines.append(
@@ -308,14 +313,6 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     if report["disputed"]:
         lines.append(f"an expert should decide the items {', '.join(report['disputed'])}: the raters disagree")
     return lines
-
-
-def _measure(measure: str, estimate: Mapping[str, Any]) -> str:
-    if estimate["value"] is None:
-        return f"{measure} is undefined: the raters never vary"
-    interval = "" if estimate["ci95"] is None else " [{:.3f}, {:.3f}]".format(*estimate["ci95"])
-    word = f", {_WORDS[sum(estimate['value'] >= limit for limit in _LIMITS)]}" if measure == "icc" else ""
-    return f"{measure} {estimate['value']:.3f}{interval}{word}"
 
 
 _LIMITS = (0.4, 0.6, 0.75)

@@ -18,11 +18,13 @@ from pixelis.rewards.services import Services
 
 
 def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Services) -> dict[str, Any]:
-    """``k``, the most samples of a question; ``avg@k``, ``pass@k`` and ``maj@k``: means over the scored questions.
+    """``k``, the most samples of a question, and means over scored questions; empty if all have one sample.
 
-    avg: mean score (Mini-o3's Avg@32, TTRL's pass@1 of 16). pass: whether a sample scores more than one half; ``pass`` estimates
-    it for 1, 2, 4, ... samples. maj: score of the majority's first answer, whose classes follow the reward's equality; 0 without
-    an answer. ``ci95@k`` are their bootstrap intervals over questions. Empty for questions with one sample.
+    - ``avg@k``: mean score (Mini-o3's Avg@32, TTRL's pass@1 of 16).
+    - ``pass@k``: whether a sample scores above 0.5; ``pass`` estimates it for 1, 2, 4, ... samples.
+    - ``maj@k``: score of the first answer of the majority, 0 without an answer. The reward's equality defines
+      which answers agree.
+    - ``ci95@k``: bootstrap intervals over questions.
     """
     k = max((len(group.trajectories) for group in groups), default=0)
     accuracies = ({t.id: t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards} for group in groups)

@@ -60,9 +60,9 @@ def paired_bootstrap(
 ) -> dict[str, float | int | list[float]]:
     """Mean of a - b over the same questions with its 95 % bootstrap interval: `{"mean", "ci95", "n"}`.
 
-    Sequences must have equal lengths and order; mappings (question id -> score) are compared on their shared keys. Questions are
-    resampled with both scores, so that the difficulty of a question cancels. Deterministic for a seed. Raises ValueError for
-    unequal lengths or fewer than two shared questions.
+    Sequences must have equal lengths and order; mappings (question id -> score) are compared on shared keys.
+    Questions are resampled with both scores, so their difficulty cancels. Deterministic for a seed. Raises
+    ValueError for unequal lengths or fewer than two shared questions.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         pairs = [(a[key], b[key]) for key in sorted(a.keys() & b.keys())]

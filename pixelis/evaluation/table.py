@@ -56,7 +56,18 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "baseline" in summary:
         yield from _difference("minus baseline", summary["baseline"])
     if "capabilities" in summary:
-        yield from _capabilities(summary["capabilities"])
+        result = summary["capabilities"]
+        for op, scores in result["operations"].items():
+            score = ""
+            if "score" in scores:
+                score = f"{SCORE_NAMES[scores['score']]} {_value(scores['mean'], scores['ci95'])}, "
+            yield op, f"{score}used in {scores['used']:.3f} of {scores['n']}"
+            if "hota" in scores:
+                hota, idf1, mota = scores["hota"], scores["idf1"], scores["mota"]
+                yield "tracks", f"HOTA {hota:.3f}, IDF1 {idf1:.3f}, MOTA {mota:.3f}"
+        order = _value(result["order"]["mean"], result["order"]["ci95"])
+        unnecessary = f"{result['unnecessary']:.2f} unnecessary ones by episode"
+        yield "expected calls", f"in order in {order}, {unnecessary}"
     if summary.get("error_causes"):
         yield "wrong", ", ".join(f"{cause} {count}" for cause, count in summary["error_causes"].items() if count)
     if "clusters" in summary:
@@ -65,16 +76,6 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "pixel reasoning", use
     if summary["unscored"]:
         yield "unscored", ", ".join(f"{cause} {count}" for cause, count in summary["unscored"].items())
-
-
-def _capabilities(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for op, part in result["operations"].items():
-        score = f"{SCORE_NAMES[part['score']]} {_value(part['mean'], part['ci95'])}, " if "score" in part else ""
-        yield op, f"{score}used in {part['used']:.3f} of {part['n']}"
-        if "hota" in part:
-            yield "tracks", f"HOTA {part['hota']:.3f}, IDF1 {part['idf1']:.3f}, MOTA {part['mota']:.3f}"
-    order = _value(result["order"]["mean"], result["order"]["ci95"])
-    yield "expected calls", f"in order in {order}, {result['unnecessary']:.2f} unnecessary ones by episode"
 
 
 def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

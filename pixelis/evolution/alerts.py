@@ -70,8 +70,8 @@ class Alert:
 class Alerter:
     """Compares metrics with the built-in thresholds and those of ``config.extra``.
 
-    Alerts are appended to alerts.jsonl in ``folder``, from which a restarted process knows the last ones; None uses no file.
-    Raises BadConfig when WEBHOOK_VARIABLE holds no http(s) URL.
+    Alerts are appended to alerts.jsonl in ``folder``, if given, from which a restarted process reads the last
+    ones. Raises BadConfig if WEBHOOK_VARIABLE holds no http(s) URL.
     """
 
     def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] = os.environ):
@@ -82,7 +82,13 @@ class Alerter:
             message = f"{WEBHOOK_VARIABLE} holds no http or https URL"
             raise BadConfig(message, fix=f"export {WEBHOOK_VARIABLE}=https://host/path, or unset it")
         self.posts = ThreadPoolExecutor(1, "alert-webhook")
-        self._recent: deque[Alert] = deque(self._earlier(), maxlen=RECENT)
+        self._recent: deque[Alert] = deque(maxlen=RECENT)
+        if self.file is not None and self.file.is_file():
+            for line in deque(self.file.read_bytes().splitlines(), maxlen=RECENT):
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # such as an incomplete line
+                    alert = Alert(**json.loads(line))
+                    if alert.severity in SEVERITY and alert.time >= 0:
+                        self._recent.append(alert)
         self._latest = {(alert.component, alert.metric): alert for alert in self._recent}
         self._lock = threading.Lock()
 
@@ -124,16 +130,6 @@ class Alerter:
         """The last ``n`` alerts, newest first."""
         with self._lock:
             return list(self._recent)[::-1][: max(0, n)]
-
-    def _earlier(self) -> list[Alert]:
-        """The last alerts of the file, oldest first; lines that are none, such as a torn one, are skipped."""
-        alerts: list[Alert] = []
-        if self.file is not None and self.file.is_file():
-            for line in deque(self.file.read_bytes().splitlines(), maxlen=RECENT):
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    alert = Alert(**json.loads(line))
-                    alerts += [alert] if alert.severity in SEVERITY and alert.time >= 0 else []
-        return alerts
 
     def _report(self, alert: Alert) -> None:
         log.log(LOG_LEVEL[alert.severity], "alert %s", alert.message)

@@ -1,9 +1,9 @@
-"""The audit log: who changed the served policy and why, as a chain of hashes that makes later edits visible.
+"""The audit log: who changed the served policy and why, as a chain of hashes that reveals later edits.
 
-The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on (compressed with gzip in older
-logs). Each line holds the hash of the line before it, also across files. Retention records what it removes
-before it does. The chain alone cannot show that its end was cut off: a file beside the folder anchors the
-last hash. Against somebody who can write both, store ``Report.head`` elsewhere and pass it to ``verify``.
+The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on (older logs: gzip). Each line
+holds the hash of the line before it, also across files. Retention records each removal before it happens. A
+file beside the folder anchors the last hash, because a chain cannot show that its end was cut off. To detect
+edits by somebody who can write both, store ``Report.head`` elsewhere and pass it to ``verify``.
 """
 
 from __future__ import annotations
@@ -167,18 +167,15 @@ class AuditLog:
         self._size += len(line)
         self._head, self._events = written.hash, self._events + 1
         self._recent.append(written)
-        self._write_anchor()
+        anchor = anchor_file(self.folder)
+        try:
+            write_json(anchor, {"head": self._head, "events": self._events})
+        except OSError as error:  # the event itself is on disk, and the next one tries again
+            log.warning("cannot write %s: %s", anchor, error)
         return written
 
-    def _write_anchor(self) -> None:
-        path = anchor_file(self.folder)
-        try:
-            write_json(path, {"head": self._head, "events": self._events})
-        except OSError as error:  # the event itself is on disk, and the next one tries again
-            log.warning("cannot write %s: %s", path, error)
-
     def _begin_file(self, number: int) -> None:
-        """Append to this file from now on, created if it is missing; ``_size`` is in bytes of whole lines."""
+        """Append to this file from now on. ``_size``: bytes of its whole lines."""
         path = self.folder / f"audit-{number:08d}.jsonl"
         file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
         sync(self.folder)
@@ -187,7 +184,7 @@ class AuditLog:
         self._file, self._path, self._number, self._size = file, path, number, 0
 
     def _open(self) -> None:
-        """Continue the last file: cut an incomplete line, which was never acknowledged, and find the end of the chain."""
+        """Continue the last file. An incomplete last line was never acknowledged and is cut off."""
         existing = files(self.folder)
         number, path = existing[-1] if existing else (1, None)
         self._begin_file(number + 1 if path is not None and path.suffix == ".gz" else number)
@@ -214,7 +211,7 @@ class AuditLog:
         self.prune()
 
     def _check_anchor(self, paths: list[Path]) -> None:
-        """Count the events so far, and record it if the anchor is not in the chain, whose end was then cut off."""
+        """Count the events so far. If the anchor is not in the chain, record that the end was cut off."""
         anchor = read_anchor(self.folder)
         if anchor is not None and anchor.head == self._head:
             self._events = anchor.events

@@ -1,7 +1,7 @@
-"""The canary: labelled questions on which no version may regress, before it is promoted and while it serves.
+"""The canary: labelled questions on which no version may regress, before promotion and while it serves.
 
-Versions are compared question by question, so that the difficulty of a question cancels. A promotion needs evidence that the
-candidate is not worse: a non-inferiority test.
+Versions are compared by question, so that the difficulty of a question cancels. A promotion needs evidence
+that the candidate is not worse: a non-inferiority test.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Decision:
 def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None, look: int = 1) -> Decision:
     """Compare a candidate with a reference; ``look`` counts the candidates since the last promotion.
 
-    Evidence of a fall: a mean below ``-tolerance``, or a negative one of SIGMA standard errors or more. Evidence of no harm,
-    which a promotion needs: the lower bound of the mean is ``-tolerance`` or more. Evidence of a gain: SIGMA standard errors.
-    Nothing is decided when fewer than MIN_SHARE of the questions (or MIN_QUESTIONS) are scored for both.
+    A fall: the mean is below ``-tolerance``, or negative by at least SIGMA standard errors. No harm, which a
+    promotion needs: the lower bound of the mean is at least ``-tolerance``. A gain: SIGMA standard errors.
+    Undecided if fewer than MIN_QUESTIONS, or a smaller share than MIN_SHARE, are scored for both.
     """
     questions = candidate.keys() | reference.keys()
     pairs = [(c, r) for q in sorted(questions) if (c := candidate.get(q)) is not None and (r := reference.get(q)) is not None]

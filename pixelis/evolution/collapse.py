@@ -16,13 +16,13 @@ SIGNIFICANCE = 1e-4
 
 
 class Collapse:
-    """Detects that one answer wins nearly everywhere, where there used to be many.
+    """Detects that one answer wins nearly everywhere.
 
-    A vote rewards agreement, and answering the same whatever the picture shows maximises agreement. The first
-    WINDOW winners are the baseline, the last ones the recent window. The vote has collapsed when all answers but the
-    most common recent one have at most ``collapse`` times the share that they had in the baseline, and chance
-    explains that with a probability below SIGNIFICANCE (Fisher's exact test). The baseline does not move, or a slow
-    collapse would become normal; ``reset`` it after a rollback or a resumption by a person.
+    A vote rewards agreement, so a policy may learn to give the same answer whatever the picture shows. The
+    first WINDOW winners are the baseline, the last WINDOW the recent window. The vote has collapsed if
+    answers other than the most common recent one have at most ``collapse`` times their share in the baseline,
+    and Fisher's exact test gives a p below SIGNIFICANCE. The baseline is fixed, because a moving one would
+    hide a slow collapse; call ``reset`` after a rollback or when a person resumes learning.
     """
 
     def __init__(self, config: VotingConfig):
@@ -36,10 +36,10 @@ class Collapse:
         self.collapsed = False
 
     def add(self, verdict: Verdict, prompt: str = "") -> bool:
-        """Count the verdict; True while the vote has collapsed and updates are to be refused.
+        """Count the verdict; True while the vote has collapsed and updates must be refused.
 
-        ``prompt`` identifies question and pictures; a prompt that is in the recent window is not counted again. A verdict without
-        an answer is not counted.
+        ``prompt`` identifies question and pictures. Verdicts without an answer and prompts in the recent
+        window are not counted.
         """
         key = canonical(verdict.answer) if verdict.answer is not None else ""
         if not self.config.collapse or not key or (prompt and any(prompt == other for _, other in self.recent)):

@@ -33,8 +33,9 @@ def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
 def learning_rate(confidence: float, config: EvolutionConfig) -> float:
     """Learning rate of an update by the mean confidence of its tasks, within MIN_LR..``lr``.
 
-    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence), Pixelis' rule. Fixed is the default: the gate admits only
-    confident verdicts, for which that rule leaves at most .3 lr, and a group's advantages shrink already as its samples agree.
+    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence). Fixed is the default: the gate admits only
+    confident verdicts, for which the other rule leaves at most .3 lr, and a group's advantages already shrink
+    as its samples agree.
     """
     rate = config.lr if config.lr_by == "fixed" else config.lr * (1.0 - confidence)
     return min(max(rate, MIN_LR), config.lr)
@@ -74,10 +75,10 @@ class RateLimit:
 class ClearShare:
     """The share of each user's latest verdicts that passed the gate.
 
-    Agreement shows that an answer is right only if the policy knows most answers. If it knows few, its samples sometimes agree on
-    a systematic error, and learning from these votes reinforces it: TTRL (arXiv 2504.16084) fails without prior knowledge of the
-    task. Rarely clear votes show this without labels. Users are judged apart, so that one whose pictures the policy does not
-    understand does not stop it learning from the others.
+    If the policy knows few answers, its samples sometimes agree on a systematic error, and learning from such
+    votes reinforces it: TTRL (arXiv 2504.16084) fails without prior knowledge of the task. A low share shows
+    this without labels. It is kept by user: pictures of one user that the policy does not understand must not
+    stop it learning from the others.
     """
 
     def __init__(self, config: VotingConfig):

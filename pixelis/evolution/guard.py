@@ -18,11 +18,12 @@ ROUNDING = 1e-9
 
 
 class AdaptiveKLController:
-    """Weight of the KL term. ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
+    """Weight of the KL term: ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
 
-    KL in nats a token, estimator k3 (>= 0). From MIN_MEASUREMENTS on, beta is multiplied by STEP when the mean of the last WINDOW
-    measurements is above ``target`` by more than TOLERANCE, and divided by STEP when it is as far below, within MIN_BETA and
-    MAX_BETA. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4).
+    KL in nats a token, estimator k3 (>= 0). From MIN_MEASUREMENTS on, beta is multiplied by STEP if the mean
+    of the last WINDOW measurements exceeds ``target`` by more than TOLERANCE, and divided by STEP if it is as
+    far below, within MIN_BETA and MAX_BETA. Source: the adaptive penalty of PPO (arXiv 1707.06347, section
+    4).
     """
 
     def __init__(self, config: GuardConfig):

@@ -61,7 +61,9 @@ def redact(text: str) -> str:
         before = text
         for category, pattern, valid in PATTERNS:
             text = pattern.sub(lambda match, c=category, v=valid: _replacement(match, c, v), text)  # type: ignore[misc]
-        text = _cut(text)
+        # A mark at the cut is left out whole.
+        marks = re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40])
+        text = text[: MAX_CHARS - 40 + next((m.start() for m in marks if m.start() < 40 < m.end()), 40)]
         if text == before:
             return text
     return f"[TEXT_{_digest(original)[:6]}]"
@@ -76,16 +78,8 @@ def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[
     return f"{whole[:start]}[{category}_{_digest(match['value'])[:6]}]{whole[end:]}"
 
 
-def _cut(text: str) -> str:
-    """The first MAX_CHARS, or fewer where that would split a mark."""
-    for mark in re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40]):
-        if mark.start() < 40 < mark.end():
-            return text[: MAX_CHARS - 40 + mark.start()]
-    return text[:MAX_CHARS]
-
-
 def _digest(value: str) -> str:
-    """SHA-256 of the casefolded value; of a number's digits only, so that two spellings of a phone number are equal."""
+    """SHA-256 of the casefolded value; of a number's digits only, to ignore its spelling."""
     folded = value.casefold()
     return _sha256(folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded)))
 
@@ -151,9 +145,10 @@ Redact = Callable[[str], str]
 def redact_record(record: RecordT) -> RecordT:
     """A copy of an experience, or of a record in one, that may be stored.
 
-    All text is redacted; images and clips are referred to by id only, because a URI may hold the picture or a name; annotations
-    are removed and the user becomes a pseudonym. Numeric fields stay. Token ids spell the text of a turn: they are removed with
-    the log-probs where the text changed, and the trajectory can then be read but not trained on.
+    All text is redacted. Images and clips keep only their ids, because a URI may hold the picture or a name.
+    Annotations are removed, the user becomes a pseudonym, numeric fields stay. Where the text of a turn
+    changed, its token ids, which spell the text, and log-probs are removed: such a trajectory can be read but
+    not trained on.
     """
     return _redact_record(record, functools.cache(redact))  # the same answers and questions recur in a record
 

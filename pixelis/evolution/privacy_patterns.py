@@ -1,7 +1,7 @@
-"""Patterns of fifteen categories of personal data, with a check where the pattern alone is too broad.
+"""Patterns of fifteen categories of personal data, with a check where a pattern alone is too broad.
 
-All repetitions are bounded, so that no text takes long. A number counts as personal only by its separators, its prefix, its check
-digits or the words before it. The group ``value`` is replaced, the words stay.
+All repetitions are bounded, so that no text takes long. Separators, prefix, check digits or the words before
+it show that a number is personal. The group ``value`` is replaced, the words stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A durable queue of updates that wait for human review: the answers, the vote, and the task to learn from.
 
-Everything is in one SQLite file. Pictures and views are blobs named by their content hash, so that views which the samples of a
-group share are stored once. The redacted copy for people stays; the task, whose tokens spell the text, is removed when the update
-is rejected or ``done``. The caller redacts question and verdict and strips the metadata of pictures.
+One SQLite file holds everything. Pictures and views are blobs named by their content hash, so samples of a
+group share equal views. The task, whose tokens spell the text, is deleted when the update is rejected or
+``done``; the redacted copy for people stays. The caller redacts question and verdict and strips the metadata
+of pictures.
 """
 
 from __future__ import annotations
@@ -225,11 +226,11 @@ class ReviewQueue:
         answer: str | None = None,
         now: float | None = None,
     ) -> UpdateTask | None:
-        """Decide once and return the task to learn from; None when rejected or already decided so. Durable on return.
+        """Decide once, durably; returns the task to learn from, None if rejected or decided so before.
 
-        An approved task is scored again when ``answer`` corrects its label. Raises BadInput ``unknown_review``, ``bad_decision``,
-        ``control_token`` for a label that spells one, and ``already_decided`` when the earlier decision differs; nothing changes
-        then.
+        If ``answer`` corrects the label, an approved task is scored again. Raises BadInput
+        ``unknown_review``, ``bad_decision``, ``control_token`` for a label that spells one, and
+        ``already_decided`` if the earlier decision differs; then nothing changes.
         """
         if decision not in ("approved", "rejected"):
             raise BadInput(f"`{decision}` is no decision", code="bad_decision", fix="approved or rejected")

@@ -89,12 +89,12 @@ class LargestShares:
 
 
 class Shares:
-    """Chooses tasks of a batch so that no user and no question has more than its share of the batch and of the candidate.
+    """Chooses batches in which no user and no question exceeds its share of the batch or the candidate.
 
-    With n users in the last WINDOW_S seconds a user's share is at least 1/n: one user alone is not capped. A cap of c
-    allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last changed. A batch is taken only if the
-    users in the window could still fill the candidate's other batches: a user that was left out of all of them so far must have
-    its turn before the others have used up their shares.
+    With n users in the last WINDOW_S seconds, each may have a share of 1/n or more, so a single user is not
+    capped. A cap c allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last
+    changed. A batch is taken only if the users in the window could still fill the candidate's other batches,
+    so users who were left out have their turn before the others use up their shares.
     """
 
     def __init__(self, config: EvolutionConfig):
@@ -145,7 +145,7 @@ class Shares:
         return []
 
     def _completable(self, counts: Counter[str], size: int) -> bool:
-        """Whether the users in the window could fill the candidate's other batches after one that makes its tasks ``counts``."""
+        """Whether the users in the window could fill the candidate's other batches, given its ``counts``."""
         others = self.config.canary.every - self.batches % self.config.canary.every - 1
         in_batch = most_tasks(self.cap, size)
         for n in range(1, others + 1):
@@ -155,7 +155,7 @@ class Shares:
         return True
 
     def _fill(self, waiting: Sequence[Source], order: Sequence[int], size: int) -> list[int]:
-        """The first ``size`` tasks of ``order`` that the caps of batch and candidate admit; fewer if they admit fewer."""
+        """The first tasks of ``order``, at most ``size``, that fit the caps of batch and candidate."""
         users = _Cap(self.cap, size, Counter(source.user for source in self.counted))
         questions = _Cap(self.config.max_share_per_question, size, Counter(source.question for source in self.candidate))
         chosen: list[int] = []

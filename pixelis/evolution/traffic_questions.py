@@ -1,7 +1,7 @@
-"""Questions of the canary from the traffic: confident, diverse requests that are held out from learning.
+"""Canary questions from the traffic: confident, diverse requests held out from learning.
 
-The labelled questions of the canary cover what must not be forgotten; these cover what callers ask. They are stored, so that no
-restart frees a candidate of them.
+Labelled canary questions cover what must not be forgotten; these cover what callers ask. They are stored, so
+that a candidate faces them after a restart too.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ def make_task(
     experience_id: str = "",
     user: str = "",
 ) -> UpdateTask | None:
-    """The update task of a served group, or None when the gate is closed.
+    """The update task of a served group, or None if the gate is closed.
 
-    With ``rewards.needs_scorer`` the trajectories are left unscored: the Scorer actor scores them, see ``as_question_group``.
-
-    Each *sampled* trajectory is scored by its own answer against the verdict's, with the reward terms of rft. True answers are
-    removed first, so that labels cannot leak. Inline pictures are removed: a data URL would travel once per sample. ``now`` in
-    seconds since the epoch; ``user`` is a pseudonym. Source: TTRL (arXiv 2504.16084), section 3.
+    With ``rewards.needs_scorer`` the Scorer actor scores the trajectories, see ``as_question_group``.
+    Otherwise each *sampled* trajectory is scored against the verdict's answer with the reward terms of rft.
+    True answers are removed first, so that labels cannot leak, and inline pictures, which would travel once
+    per sample. ``now``: seconds since the epoch; ``user``: a pseudonym. Source: TTRL (arXiv 2504.16084),
+    section 3.
     """
     if verdict.answer is None or not gate(verdict, evolution):
         return None

@@ -100,7 +100,7 @@ class Database:
             stack.pop_all()
 
     def _rewrite(self, fresh: Path, problem: str) -> None:
-        """Replace the damaged file by one with its intact records, and keep it beside that until the next deletion."""
+        """Replace the damaged file by its intact records; it stays beside them until the next deletion."""
         try:
             fresh.unlink(missing_ok=True)
             with contextlib.closing(prepare(connect(fresh, isolation_level=None))) as target:

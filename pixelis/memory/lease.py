@@ -1,8 +1,8 @@
-"""Admits one process to a folder, also where the locks of a shared file system do not reach other machines.
+"""Admits one process to a folder, also where file locks do not reach other machines.
 
-The file ``lock`` is locked on this machine and holds the name of its owner, who counts up in it every BEAT_S seconds. A process
-on another machine watches it for LEASE_S seconds: it is refused if the count changes, and takes the folder over if it does not.
-Clocks are not compared.
+The owner locks the file ``lock`` on its machine and counts up in it every BEAT_S seconds. A process on
+another machine watches the count for LEASE_S seconds: it is refused if the count changes, otherwise it takes
+the folder over. Clocks are not compared.
 """
 
 from __future__ import annotations

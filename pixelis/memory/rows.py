@@ -98,7 +98,7 @@ class Rows:
         return {id for id, own in texts.items() if all(any(other.startswith(word) for other in own) for word in words)}
 
     def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
-        """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
+        """The intact rows of a query about these numbers, read one by one if reading them together fails."""
         try:
             with self.database.read() as db:
                 return db.execute(query, (json.dumps(list(seqs)),)).fetchall()

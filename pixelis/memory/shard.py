@@ -220,10 +220,10 @@ class Shard:
         return [experience(row) for _, row in self.list_rows(limit, after, user)]
 
     def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
-        """Keys and ids of a weighted sample without replacement of at most ``n`` experiences, optionally of a status.
+        """Keys and ids of at most ``n`` experiences, of a status if given, drawn by weight, without replacement.
 
-        The weight is the priority, times .7 + .3 success rate for experiences that were retrieved before. Keys are exponential
-        arrival times with the weights as rates: the smallest keys of several shards together are a sample over all of them.
+        Weight: the priority, times .7 + .3 success rate if retrieved before. Keys are exponential arrival
+        times with the weights as rates, so the smallest keys of several shards are a sample over all of them.
         Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir (2006).
         """
         with self.database.read() as db:
@@ -330,10 +330,10 @@ class Shard:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> int:
-        """Set the withdrawn policy versions: their experiences, also those added later, get the status ``failed``.
+        """Set the withdrawn policy versions; returns the number of experiences that became failed.
 
-        Failed experiences do not vote. Experiences of versions that are no longer withdrawn become ``pending``. Returns the
-        number of experiences that became failed.
+        Their experiences, also later ones, get the status ``failed`` and do not vote. Experiences of versions
+        that are no longer withdrawn become ``pending``.
         """
 
         def change(db: sqlite3.Connection) -> int:
@@ -407,7 +407,7 @@ class Shard:
 
 
 def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[int]) -> int:
-    """Insert an experience and its vector; returns its row number."""
+    """Returns the row number."""
     x = entry.experience
     feedback = json.dumps([f.model_dump(mode="json") for f in x.feedback])
     status = "failed" if x.policy_version in withdrawn else x.status

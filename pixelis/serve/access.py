@@ -73,7 +73,15 @@ class Access:
         hops = [hop.strip() for hop in ",".join(request.headers.getlist("x-forwarded-for")).split(",")]
         if 0 < self.proxies <= len(hops) and hops[-self.proxies]:
             address = hops[-self.proxies]
-        return hashlib.blake2b(_network(address).encode(), key=self.salt, digest_size=8).hexdigest()
+        try:
+            ip = ipaddress.ip_address(address)
+        except ValueError:
+            client = address[:100]
+        else:
+            client = str(ip)
+            if isinstance(ip, ipaddress.IPv6Address):
+                client = str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
+        return hashlib.blake2b(client.encode(), key=self.salt, digest_size=8).hexdigest()
 
 
 class Shield:
@@ -153,15 +161,3 @@ def _route_label(scope: Scope) -> str:
         return route.path
     page = scope["path"] in ("/", "/docs", "/openapi.json") or scope["path"].startswith("/page/")
     return "page" if page else "other"
-
-
-def _network(address: str) -> str:
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return address[:100]
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return str(ip.ipv4_mapped)
-        return str(ipaddress.ip_network((ip, 64), strict=False))
-    return str(ip)

@@ -179,7 +179,7 @@ class AfterReply:
         return await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
 
     async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
-        """Report the neighbours that voted for the verdict's answer to the memory; False without any."""
+        """Tell the memory which neighbours voted for the verdict's answer; False without any."""
         agreed = [v.id for v in verdict.votes if v.source == "neighbour" and v.elected]
         if agreed and self.retrieval.memory is not None:
             await self.retrieval.memory.succeeded(retrieval_id, agreed)
@@ -208,7 +208,7 @@ class AfterReply:
     # -- evolution --------------------------------------------------------------------------------------------------
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
-        """Send the update task to Evolution; False if the gate or Evolution refuses it."""
+        """False if the gate or Evolution refuses the task."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
         make = partial(make_task, answer.group, verdict, c.evolution, c.rewards)

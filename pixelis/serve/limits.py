@@ -52,10 +52,9 @@ class Waiter:
 class Admission:
     """A bounded queue: ``running`` requests are processed, ``waiting`` may wait, more are refused at once.
 
-    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. A lower
-    priority goes first, but each unit of it equals AGE_S seconds of waiting. Where places are short, waiting
-    requests with a priority above ``live`` make room, all but the next of them, so that some of them are
-    always answered.
+    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. Lower
+    priorities go first; each priority unit equals AGE_S seconds of waiting. If places are short, requests
+    with a priority above ``live`` make room, except the next one, so that some of them are always answered.
     """
 
     def __init__(
@@ -105,16 +104,6 @@ class Admission:
     @contextlib.asynccontextmanager
     async def slot(self, priority: int) -> AsyncIterator[None]:
         """Hold a slot; its duration updates the expected waiting time. Raises Overloaded if displaced."""
-        await self._acquire(priority)
-        started = time.monotonic()
-        try:
-            yield
-            self.mean_s += 0.1 * (time.monotonic() - started - self.mean_s)
-        finally:
-            self.free += 1
-            self._admit()
-
-    async def _acquire(self, priority: int) -> None:
         waiter = Waiter(priority, self._rank(priority), asyncio.get_running_loop().create_future())
         self.queue = [other for other in self.queue if not other.ready.cancelled()]  # their tasks have not noticed yet
         if self.free <= 0 and len(self.queue) >= self.burst:
@@ -134,6 +123,13 @@ class Admission:
                 self.free += 1
                 self._admit()
             raise
+        started = time.monotonic()
+        try:
+            yield
+            self.mean_s += 0.1 * (time.monotonic() - started - self.mean_s)
+        finally:
+            self.free += 1
+            self._admit()
 
     def _admit(self) -> None:
         while self.free > 0 and self.queue:
@@ -202,26 +198,23 @@ class ByteBudget:
         if self.queue or self.used + size > self.limit:
             if sum(waiting for waiting, _ in self.queue) + size > self.limit:
                 raise Overloaded("too many large pictures are being processed", retry_after_s=2.0)
-            await self._wait(size)
+            entry = size, asyncio.get_running_loop().create_future()
+            self.queue.append(entry)
+            try:
+                await entry[1]
+            except asyncio.CancelledError:
+                if entry in self.queue:
+                    self.queue.remove(entry)
+                elif not entry[1].cancelled():  # granted in the meantime
+                    self.used -= size
+                self._release(0)
+                raise
         else:
             self.used += size
         try:
             yield
         finally:
             self._release(size)
-
-    async def _wait(self, size: int) -> None:
-        entry = size, asyncio.get_running_loop().create_future()
-        self.queue.append(entry)
-        try:
-            await entry[1]
-        except asyncio.CancelledError:
-            if entry in self.queue:
-                self.queue.remove(entry)
-            elif not entry[1].cancelled():  # granted in the meantime
-                self.used -= size
-            self._release(0)
-            raise
 
     def _release(self, size: int) -> None:
         self.used -= size
@@ -245,11 +238,14 @@ class Allowance:
     retry_after_s: float | None = None
 
     def headers(self) -> dict[str, str]:
-        """The ``x-ratelimit-*-requests`` headers as OpenAI names them."""
+        """The ``x-ratelimit-*-requests`` headers as OpenAI names them, with durations such as ``1h2m3s``."""
+        whole = math.ceil(self.reset_s)
+        hours, minutes = whole // 3600, whole % 3600 // 60
+        reset = f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{whole % 60}s"
         return {
             "x-ratelimit-limit-requests": str(self.limit),
             "x-ratelimit-remaining-requests": str(self.remaining),
-            "x-ratelimit-reset-requests": _duration(self.reset_s),
+            "x-ratelimit-reset-requests": reset,
         }
 
 
@@ -294,10 +290,3 @@ class RateLimits:
             windows.append((limit - inside, limit, times[-1] + span - now if inside else 0.0))
         remaining, limit, reset = min(windows)
         return Allowance(limit, remaining, reset, wait if wait > 0 else None)
-
-
-def _duration(seconds: float) -> str:
-    """``1h2m3s``, OpenAI's format of durations."""
-    whole = math.ceil(seconds)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{whole % 60}s"

@@ -61,9 +61,14 @@ class EventLog:
         event = {"time": round(time.time(), 3), "kind": kind, **fields}
         line = json.dumps(plain(event), allow_nan=False).encode() + b"\n"
         with self._lock:
-            descriptor = self._open()
+            if self._descriptor is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+                size = os.fstat(self._descriptor).st_size
+                if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                    os.write(self._descriptor, b"\n")  # end the incomplete line of a process that died
             while line:  # a signal or a full disk may interrupt a write
-                line = line[os.write(descriptor, line) :]
+                line = line[os.write(self._descriptor, line) :]
 
     def close(self) -> None:
         """Flush to the disk and close; a later `write` opens again."""
@@ -81,15 +86,6 @@ class EventLog:
 
     def __reduce__(self) -> tuple[type[EventLog], tuple[Path]]:
         return EventLog, (self.path.parent,)
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            size = os.fstat(self._descriptor).st_size
-            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                os.write(self._descriptor, b"\n")  # end the incomplete line of a process that died
-        return self._descriptor
 
 
 def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:

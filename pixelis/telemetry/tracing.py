@@ -153,7 +153,7 @@ def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The spans of the files in ``folder`` by trace id, in order of their start.
 
     A span has ``id``, ``parent``, ``name``, ``service``, ``start`` and ``end`` (seconds), ``failed`` and
-    ``attributes``. Skips lines that are not OTLP, such as the last one of a process that was killed.
+    ``attributes``. Lines that are not OTLP, such as incomplete ones, are skipped.
     """
     traces: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.jsonl")):

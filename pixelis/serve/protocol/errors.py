@@ -116,21 +116,16 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     loc = first["loc"]
     if loc[:1] == ("path",):
         return ApiError(404, f"no such {loc[1]}", "not_found", loc[1])
-    param = _param(loc[1:] if loc[:1] == ("query",) else loc)[:100]  # a key of the caller may be as long as the body
+    param = ""  # messages[0].role
+    for item in loc[1:] if loc[:1] == ("query",) else loc:
+        if isinstance(item, int):
+            param += f"[{item}]"
+        elif item.isidentifier():  # the names of union branches, which pydantic adds, are none
+            param += f".{item}" if param else item
+    param = param[:100]  # a key of the caller may be as long as the body
     if first["type"] == "json_invalid":
         reason = first["msg"].removeprefix("Invalid JSON: ")
         return ApiError(400, f"the body is not valid JSON: {reason}", "invalid_json")
     message = f"`{param}`: {first['msg']}" if param else first["msg"]
     codes = {"missing": "missing_parameter"} | {name: name for name in ("invalid_characters", "unsupported_part")}
     return ApiError(400, message, codes.get(first["type"], "invalid_value"), param or None)
-
-
-def _param(loc: tuple[int | str, ...]) -> str:
-    """``messages[0].role`` for ("messages", 0, "role")."""
-    param = ""
-    for item in loc:
-        if isinstance(item, int):
-            param += f"[{item}]"
-        elif item.isidentifier():  # the names of union branches, which pydantic adds, are none
-            param += f".{item}" if param else item
-    return param

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.records import Action, Observation, Turn, new_id
+from pixelis.records import Turn, new_id
 from pixelis.serve.agent_types import TextEvent, TurnEvent
 from pixelis.serve.protocol.question import sse_event
 
@@ -59,9 +59,30 @@ class ResponseEvents:
                 events += self.thinking(thought, attempt)
             events += self._end_thought("completed")
             for action in turn.actions:
-                events += self._call(action)
+                target = {"target": action.target} if action.target else {}
+                arguments = json.dumps({**target, **action.arguments})
+                item: dict[str, Any] = {"id": self._id("mcp"), "type": "mcp_call", "server_label": SERVER}
+                item |= {"name": action.op, "arguments": arguments, "output": None, "error": None}
+                item["status"] = "in_progress"
+                index = len(self.output)
+                self.output.append(item)
+                self.calls.append(index)
+                place = {"output_index": index, "item_id": item["id"]}
+                events += [
+                    self.event("response.output_item.added", output_index=index, item=item | {"arguments": ""}),
+                    self.event("response.mcp_call.in_progress", **place),
+                    self.event("response.mcp_call_arguments.done", **place, arguments=arguments),
+                ]
         elif turn.role == "tool" and self.calls and turn.observation is not None:
-            events += self._result(self.calls.pop(0), turn.observation)
+            index, observation = self.calls.pop(0), turn.observation
+            text = f"{observation.code}: {observation.text}"
+            error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+            failed = observation.status == "error"
+            output = {"error": error} if failed else {"output": observation.text}
+            status = "failed" if failed else "completed"
+            place = {"output_index": index, "item_id": self.output[index]["id"]}
+            events.append(self.event(f"response.mcp_call.{status}", **place))
+            events += self._done(index, status=status, **output)
         return events
 
     def item(self, item: dict[str, Any]) -> list[str]:
@@ -103,30 +124,6 @@ class ResponseEvents:
         place, self.thought = self.thought, None
         part = {"type": "reasoning_text", "text": place.pop("text")}
         return [self.event("response.reasoning_text.done", **place, text=part["text"]), *self._close(place, part, status)]
-
-    def _call(self, action: Action) -> list[str]:
-        arguments = json.dumps({"target": action.target, **action.arguments} if action.target else action.arguments)
-        item: dict[str, Any] = {"id": self._id("mcp"), "type": "mcp_call", "server_label": SERVER, "name": action.op}
-        item |= {"arguments": arguments, "output": None, "error": None, "status": "in_progress"}
-        self.output.append(item)
-        self.calls.append(len(self.output) - 1)
-        place = {"output_index": len(self.output) - 1, "item_id": item["id"]}
-        return [
-            self.event("response.output_item.added", output_index=place["output_index"], item={**item, "arguments": ""}),
-            self.event("response.mcp_call.in_progress", **place),
-            self.event("response.mcp_call_arguments.done", **place, arguments=arguments),
-        ]
-
-    def _result(self, index: int, observation: Observation) -> list[str]:
-        failed = observation.status == "error"
-        error = {
-            "type": "mcp_tool_execution_error",
-            "content": [{"type": "text", "text": f"{observation.code}: {observation.text}"}],
-        }
-        output = {"error": error} if failed else {"output": observation.text}
-        status = "failed" if failed else "completed"
-        event = self.event(f"response.mcp_call.{status}", output_index=index, item_id=self.output[index]["id"])
-        return [event, *self._done(index, status=status, **output)]
 
     def _open(self, item: dict[str, Any], part: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """Add an item with one part; returns the events and the fields that name the part."""

@@ -46,10 +46,15 @@ async def evolution_status(state: State) -> EvolutionStatus:
         _memory_stats(state),
     )
     served = status.get("served")
+    if served is None:
+        served = state.agent.version
+    if served is None:
+        healths = await state.agent.router.health()
+        served = max((h["version"] for h in healths if isinstance(h.get("version"), int)), default=None)
     return EvolutionStatus(
         enabled=state.config.evolution.enabled and state.evolves,
         read_only=state.config.serve.read_only,
-        policy_version=served if served is not None else await _served_version(state),
+        policy_version=served,
         updates=int(stats.get("updates", 0)),
         queue=int(stats.get("queue", 0)),
         counts={
@@ -133,13 +138,6 @@ async def decide(
 
 async def _reply(state: GatewayState, order: Literal["pause", "resume", "promote", "rollback"], result: Any) -> EvolutionReply:
     return EvolutionReply(order=order, result=result, status=await state.read_evolution("status", _NO_VALUES))
-
-
-async def _served_version(state: GatewayState) -> int | None:
-    if state.agent.version is not None:
-        return state.agent.version
-    versions = [h["version"] for h in await state.agent.router.health() if isinstance(h.get("version"), int)]
-    return max(versions, default=None)
 
 
 async def _memory_stats(state: GatewayState) -> dict[str, Any]:

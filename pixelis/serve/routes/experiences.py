@@ -82,7 +82,17 @@ async def list_experiences(
     key: KeyName = None,
 ) -> ExperienceList:
     """List experiences, newest first. `key` and all users' experiences need the scope `read`."""
-    experiences = await state.with_timeout(_memory(state).list(limit, _cursor(before), _readable(caller, key, user)))
+    memory = _memory(state)
+    text, _, id = before.partition("/")  # TIME/ID, TIME or empty
+    try:
+        created_at = float(text) if text else math.inf
+    except ValueError:
+        created_at = math.nan
+    if not created_at >= 0 or (text and math.isinf(created_at)):
+        message = "`before` is a time in seconds or a reply's `next_before`"
+        raise ApiError(400, message, "invalid_value", "before")
+    page_end = created_at, id or LAST_ID
+    experiences = await state.with_timeout(memory.list(limit, page_end, _readable(caller, key, user)))
     next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
     return ExperienceList(data=[_shown(e, caller) for e in experiences], next_before=next_before)
 
@@ -181,7 +191,7 @@ def _space(caller: Caller, key: str | None, scope: Scope) -> Caller:
 
 
 def _readable(caller: Caller, key: str | None, user: str | None) -> str | None:
-    """Owner of the experiences that the caller may list and search, as the memory stores it; None for all."""
+    """Owner, as stored, whose experiences the caller may list and search; None for all."""
     if key is None and user is None and "read" in caller.scopes:
         return None
     return _space(caller, key, "read").owner(user)
@@ -210,18 +220,6 @@ def _memory(state: GatewayState) -> Memory:
     if state.agent.memory is None:
         raise ApiError(404, "this service stores nothing: it runs without a memory", "no_memory")
     return state.agent.memory
-
-
-def _cursor(before: str) -> tuple[float, str]:
-    """Time and id of a page's end: ``TIME/ID``, ``TIME`` or empty."""
-    text, _, id = before.partition("/")
-    try:
-        created_at = float(text) if text else math.inf
-    except ValueError:
-        created_at = math.nan
-    if not created_at >= 0 or (text and math.isinf(created_at)):
-        raise ApiError(400, "`before` is a time in seconds or a reply's `next_before`", "invalid_value", "before")
-    return created_at, id or LAST_ID
 
 
 def _shown(experience: Experience, caller: Caller) -> Experience:

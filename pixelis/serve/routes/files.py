@@ -43,7 +43,18 @@ async def create_file(state: State, caller: Sender, form: Annotated[dict[str, Fo
     purpose = form["purpose"].text() if "purpose" in form else ""
     if purpose not in ("vision", "user_data"):
         raise ApiError(400, "`purpose` must be `vision` or `user_data`", "invalid_value", "purpose")
-    ttl_s = _ttl_s(form)
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    ttl_s = None
+    if anchor is not None or seconds is not None:
+        text = seconds.text() if seconds is not None else ""
+        is_number = text.isascii() and text.isdigit() and len(text) <= 10
+        if anchor is None or anchor.text() != "created_at" or not is_number:
+            message = "`expires_after` needs the anchor `created_at` and seconds"
+            raise ApiError(400, message, "invalid_value", "expires_after")
+        if int(text) < MIN_TTL_S:
+            message = f"`expires_after` is at least {MIN_TTL_S} seconds"
+            raise ApiError(400, message, "invalid_value", "expires_after")
+        ttl_s = float(text)
     name = PurePosixPath(upload.filename.replace("\\", "/")).name
     name = "".join(c for c in name if c.isprintable())[:MAX_FILENAME_CHARS] or "file"
     await asyncio.to_thread(_check_media, state, upload.content)
@@ -101,16 +112,3 @@ def _check_media(state: GatewayState, content: bytes) -> None:
         clip_pixels(content, caps)
     else:
         image_pixels(content, caps.max_image_bytes, caps.max_image_pixels)
-
-
-def _ttl_s(form: dict[str, FormField]) -> float | None:
-    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
-        return None
-    text = seconds.text() if seconds is not None else ""
-    if anchor is None or anchor.text() != "created_at" or not (text.isascii() and text.isdigit()) or len(text) > 10:
-        message = "`expires_after` needs the anchor `created_at` and seconds"
-        raise ApiError(400, message, "invalid_value", "expires_after")
-    if int(text) < MIN_TTL_S:
-        raise ApiError(400, f"`expires_after` is at least {MIN_TTL_S} seconds", "invalid_value", "expires_after")
-    return float(text)

@@ -79,7 +79,11 @@ def _values(values: Mapping[Any, Any]) -> list[Value]:
         if isinstance(value, Mapping) and "value" in value:
             unit, value = str(value.get("unit") or ""), value["value"]
         label, shown_unit = str(name).replace("_", " "), "" if unit in OBVIOUS_UNITS else unit.replace("^2", "²")
-        result.append(Value(label, _value(value), shown_unit, _colour(value, unit)))
+        colour = ""
+        if unit in ("0..255", "RGB 0..255") and isinstance(value, (list, tuple)) and len(value) == 3:
+            channels = [round(c) for v in value if (c := as_number(v)) is not None and 0 <= c <= 255]
+            colour = ",".join(map(str, channels)) if len(channels) == 3 else ""
+        result.append(Value(label, _value(value), shown_unit, colour))
     return result
 
 
@@ -99,13 +103,6 @@ def _value(value: Any) -> str:
 
 def _leaves(value: Any, depth: int = 0) -> int:
     return sum(_leaves(v, depth + 1) for v in value) if isinstance(value, (list, tuple)) and depth < 4 else 1
-
-
-def _colour(value: Any, unit: str) -> str:
-    if unit not in ("0..255", "RGB 0..255") or not isinstance(value, (list, tuple)) or len(value) != 3:
-        return ""
-    channels = [round(c) for v in value if (c := as_number(v)) is not None and 0 <= c <= 255]
-    return ",".join(map(str, channels)) if len(channels) == 3 else ""
 
 
 def _confidence(line: Mapping[str, Any]) -> str:

@@ -97,13 +97,19 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
             root, frame, region = item["root"], as_index(item.get("frame")), geometry.WHOLE
     time = next((v.time for v in trajectory.images if v.parent == root and v.frame == frame), None) if frame is not None else None
     shows_target = not any(observation.data.get(key) for key in DRAWABLE)
-    return [Drawing(root, frame, time, _surroundings(region), data, shows_target=shows_target)]
+    x0, y0, x1, y1 = region
+    if (x1 - x0) * (y1 - y0) > 0.4 or x1 <= 0 or y1 <= 0 or x0 >= 1 or y0 >= 1:
+        region = geometry.WHOLE
+    else:  # show a small target with a margin of 10 %
+        dx, dy = 0.1 * (x1 - x0), 0.1 * (y1 - y0)
+        region = max(0.0, x0 - dx), max(0.0, y0 - dy), min(1.0, x1 + dx), min(1.0, y1 + dy)
+    return [Drawing(root, frame, time, region, data, shows_target=shows_target)]
 
 
 def _track_drawings(
     trajectory: Trajectory, observation: Observation, root: str, tracks: Sequence[Mapping[str, Any]]
 ) -> list[Drawing]:
-    """One drawing for each frame that the operation returned, or for six frames spread over the tracks."""
+    """One drawing for each returned frame, or for TRACK_FRAMES frames spread over the tracks."""
     numbers = [view.frame for view in observation.images if view.frame is not None]
     if len(numbers) < 2:
         tracked = {index for track in tracks for n in as_list(track.get("frames")) if (index := as_index(n)) is not None}
@@ -153,12 +159,3 @@ def _locate(images: Sequence[ImageView], target: str) -> tuple[str, int | None, 
     box = draw.valid_box(geometry.to_root(links))
     root = links[0].id if links[0].frame is None else links[0].parent
     return (str(root), links[0].frame, box) if box is not None else None
-
-
-def _surroundings(region: Box) -> Box:
-    """The region to show: a small target with a margin of 10 %, otherwise the whole picture."""
-    x0, y0, x1, y1 = region
-    if (x1 - x0) * (y1 - y0) > 0.4 or x1 <= 0 or y1 <= 0 or x0 >= 1 or y0 >= 1:
-        return geometry.WHOLE
-    dx, dy = 0.1 * (x1 - x0), 0.1 * (y1 - y0)
-    return max(0.0, x0 - dx), max(0.0, y0 - dy), min(1.0, x1 + dx), min(1.0, y1 + dy)

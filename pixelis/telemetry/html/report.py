@@ -75,22 +75,28 @@ def render_report(
 ) -> str:
     """The document as text.
 
-    - `summary`: the content of `summary.json`: `arms`, `paired`, `seconds`, `versions`, `seed`, and where
-      known `shift`
-    (`{"before": {...}, "after": {...}}`, each like an arm, paired differences, and other facts), `served` (a
-    reply), `hardware`
-    (text or mapping) and `command`. The page leaves out what is absent.
+    - `summary`: the content of `summary.json`: `arms`, `paired`, `seconds`, `versions`, `seed` and, where
+      known, `shift` (`{"before": {...}, "after": {...}}`, each like an arm, paired differences and other
+      facts), `served` (a reply), `hardware` (text or mapping) and `command`. The page leaves out what is
+      absent.
     - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`,
-      `rft`). A value that is
-    missing or not finite is a gap.
+      `rft`). A value that is missing or not finite is a gap.
     - `episodes`: shown in order with their pictures.
     - `examples`: name of an arm -> wrong answers of each of its `clusters`.
     """
     facts = plain(summary)
-    results = [_result(arm) for arm in mappings(facts.get("arms"))]
-    stages = _stages(curves)
+    arms = mappings(facts.get("arms"))
+    results = [_result(arm) for arm in arms]
+    stages: dict[str, list[Mapping[str, Any]]] = {}
+    for row in curves:
+        stages.setdefault(str(row.get("stage") or STAGES.get(str(row.get("kind")), "")), []).append(row)
     diagnoses = [(stage or "training", diagnosis.of_run(steps)) for stage, steps in stages.items()]
-    diagnoses += [(str(arm.get("name", "")), diagnosis.of_evaluation(arm)) for arm in mappings(facts.get("arms"))]
+    diagnoses += [(str(arm.get("name", "")), diagnosis.of_evaluation(arm)) for arm in arms]
+    clusters = {}  # arm -> its clusters with examples of wrong answers
+    for arm in arms:
+        if of_arm := mappings(arm.get("clusters")):
+            pages = (examples or {}).get(arm["name"]) or [()] * len(of_arm)
+            clusters[arm["name"]] = list(zip(of_arm, pages, strict=True))
     shift, seconds = facts.get("shift"), facts.get("seconds") or {}
     return render(
         "report.html",
@@ -100,9 +106,9 @@ def render_report(
         by_name={result.name: result for result in results if result.accuracy is not None},
         differences=_differences(facts.get("paired")),
         shift=_shift(shift) if isinstance(shift, dict) and "before" in shift and "after" in shift else None,
-        clusters=_clusters(mappings(facts.get("arms")), examples or {}),
+        clusters=clusters,
         problems=[(name, problem) for name, problem in diagnoses if problem],
-        stages={stage: figures for stage, steps in stages.items() if (figures := _figures(_series(steps)))},
+        stages={stage: figures for stage, steps in stages.items() if (figures := _figures(steps))},
         episodes=episodes,
         seconds={name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None},
     )
@@ -120,17 +126,6 @@ def _result(arm: Mapping[str, Any], name: str | None = None) -> Result:
         questions=arm.get("n", "–"),
         causes=causes if isinstance(causes := arm.get("error_causes"), dict) else {},
     )
-
-
-def _clusters(
-    arms: Sequence[Mapping[str, Any]], examples: Mapping[str, Sequence[Sequence[EpisodePage]]]
-) -> dict[str, list[tuple[Mapping[str, Any], Sequence[EpisodePage]]]]:
-    """Arm -> its clusters with examples of wrong answers; arms without clusters are left out."""
-    rows = {}
-    for arm in arms:
-        if clusters := mappings(arm.get("clusters")):
-            rows[arm["name"]] = list(zip(clusters, examples.get(arm["name"]) or [()] * len(clusters), strict=True))
-    return rows
 
 
 def _interval(value: Any) -> tuple[float, float] | None:
@@ -151,44 +146,25 @@ def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
     """Results before and after adapting to changed pictures, their differences, and other facts."""
     arms = {name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]} for name in ("before", "after")}
     paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
-    return {
-        "results": [_result(arm, name) for name, arm in arms.items()],
-        "differences": _differences(paired),
-        "facts": _flat({key: value for key, value in shift.items() if key not in (*arms, *paired)}),
-    }
+    facts: dict[str, Any] = {}
+    for key, value in shift.items():
+        if key not in (*arms, *paired):
+            name = key.replace("_", " ")
+            parts = value.items() if isinstance(value, dict) else ()
+            nested = {f"{name}, {part.replace('_', ' ')}": item for part, item in parts}
+            facts |= nested or {name: value}  # such as `replies right, first quarter`
+    results = [_result(arm, name) for name, arm in arms.items()]
+    return {"results": results, "differences": _differences(paired), "facts": facts}
 
 
-def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values under names like `replies right, first quarter`."""
-    flat: dict[str, Any] = {}
-    for key, value in facts.items():
-        name = key.replace("_", " ")
-        nested = {f"{name}, {part.replace('_', ' ')}": item for part, item in value.items()} if isinstance(value, dict) else {}
-        flat |= nested or {name: value}
-    return flat
-
-
-def _stages(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Stage -> its steps, in order of appearance."""
-    stages: dict[str, list[Mapping[str, Any]]] = {}
-    for row in curves:
-        stages.setdefault(str(row.get("stage") or STAGES.get(str(row.get("kind")), "")), []).append(row)
-    return stages
-
-
-def _series(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Metric -> its points, at the number of the step or of the row."""
+def _figures(steps: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """The important curves together, then a figure for each other curve, over the step or row number."""
     series: dict[str, list[tuple[float, float]]] = {}
     for number, row in enumerate(steps):
         step = as_number(row.get("step"))
         for key, value in row.items():
             if "/" in key and (y := as_number(value)) is not None:
                 series.setdefault(key, []).append((float(number) if step is None else step, y))
-    return series
-
-
-def _figures(series: Mapping[str, Series]) -> list[Figure]:
-    """The important curves together, then one figure for each other curve."""
     shares = {key: points for key, points in series.items() if _name(key) in SHARES and not key.startswith("reward/")}
     if not any(_name(key) == "accuracy" for key in shares) and "reward/accuracy" in series:
         shares = {"reward/accuracy": series["reward/accuracy"], **shares}
@@ -197,8 +173,10 @@ def _figures(series: Mapping[str, Series]) -> list[Figure]:
     losses = {key: points for key, points in series.items() if _name(key) == "loss"} if not shares and not rewards else {}
     important = {"shares": shares, "rewards": rewards, "loss": losses}
     others = [{key: points} for key, points in series.items() if key not in {*shares, *rewards, *losses}]
+    words = {key: SHARES.get(_name(key)) for key in series}
+    labels = {key: f"{name} ({key})" if name else key for key, name in words.items()}
     return [
-        Figure(kind, {_label(key): points for key, points in group.items()})
+        Figure(kind, {labels[key]: points for key, points in group.items()})
         for kind, group in [*important.items(), *(("other", other) for other in others)]
         if group
     ]
@@ -206,8 +184,3 @@ def _figures(series: Mapping[str, Series]) -> list[Figure]:
 
 def _name(key: str) -> str:
     return key.rsplit("/", 1)[-1]
-
-
-def _label(key: str) -> str:
-    words = SHARES.get(_name(key))
-    return f"{words} ({key})" if words else key
