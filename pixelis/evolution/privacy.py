@@ -61,12 +61,18 @@ def redact(text: str) -> str:
         before = text
         for category, pattern, valid in PATTERNS:
             text = pattern.sub(lambda match, c=category, v=valid: _replacement(match, c, v), text)  # type: ignore[misc]
-        # A mark at the cut is left out whole.
-        marks = re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40])
-        text = text[: MAX_CHARS - 40 + next((m.start() for m in marks if m.start() < 40 < m.end()), 40)]
+        text = _cut(text)
         if text == before:
             return text
     return f"[TEXT_{_digest(original)[:6]}]"
+
+
+def _cut(text: str) -> str:
+    """The first MAX_CHARS, or fewer where that would split a mark."""
+    for mark in re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40]):
+        if mark.start() < 40 < mark.end():
+            return text[: MAX_CHARS - 40 + mark.start()]
+    return text[:MAX_CHARS]
 
 
 def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
