@@ -157,8 +157,8 @@ def _parameters_of(lm_head: nn.Module, values: Sequence[Tensor]) -> Iterator[Non
 def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `function` instead of the forward pass of these modules, nested in their hooks.
 
-    ZeRO-3 gathers weights in the hooks of a call. A call for each chunk would gather them as often, and hang
-    where workers have different numbers of chunks.
+    ZeRO-3 gathers weights in a call's hooks. One call per chunk would gather them each time, and hang if
+    workers have different numbers of chunks.
     """
     if not modules:
         return function(*inputs)
@@ -178,11 +178,10 @@ def _score(
     smoothing: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """Log-probabilities, entropies and, if requested, gradients of the former by the logits. Overwrites the
-    logits.
+    """Log-probabilities, entropies and, if requested, d log-probability / d logits. Overwrites the logits.
 
-    A third of the passes of `log_softmax` and a gather: the softmax is computed once and turned into the
-    gradient in place.
+    Computes the softmax once and turns it into the gradient in place, in a third of the passes of
+    `log_softmax` and a gather.
     """
     scaled = logits.float()
     if temperature != 1:
@@ -352,8 +351,16 @@ class PolicyModule(nn.Module):
 
         states_only: return only the hidden states of this worker that predict the tokens.
         """
-        if features is None and (views := batch.views or self._blank_views()):
-            features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
+        if features is None:
+            views = batch.views
+            if not views:
+                # ZeRO-3 needs every worker to run the vision tower, and so does a trainable tower, whose
+                # gradients are summed over workers: without images, on a dummy view.
+                weight = next(self.model.model.visual.parameters(), None)
+                if weight is not None and (self.one_pass or weight.requires_grad):
+                    views = [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
+            if views:
+                features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image = self.spec.image_token
         if states_only:
             return (predicting_states(self.model, batch, features, image, self.sequence)[0],)
@@ -370,13 +377,3 @@ class PolicyModule(nn.Module):
             self.observe,
             reference,
         )
-
-    def _blank_views(self) -> list[np.ndarray]:
-        """A dummy view for a batch without images, if every worker has to run the vision tower.
-
-        ZeRO-3 requires that, and so does a trainable tower, whose gradients are summed over workers.
-        """
-        first = next(self.model.model.visual.parameters(), None)
-        if first is None or (not self.one_pass and not first.requires_grad):
-            return []
-        return [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]

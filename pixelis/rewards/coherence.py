@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pixelis.errors import DataFailure
-from pixelis.records import Action, Question, Trajectory, Turn
+from pixelis.records import Action, Question, Trajectory
 
 SEGMENT, READ, PROPERTIES, TRACK, ZOOM = "segment_object_at", "read_text", "get_properties", "track_object", "zoom_in"
 
@@ -47,8 +47,10 @@ def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None =
     for (turn, before), (next_turn, after) in pairwise(steps):
         if before is None:
             continue
-        if before.op in THOUGHTFUL and next_turn is not turn and _thinks(next_turn):
-            add("good_sequences", BONUS)
+        if before.op in THOUGHTFUL and next_turn is not turn:
+            thought, closing, _ = next_turn.text.partition("</think>")
+            if closing and thought.replace("<think>", "").strip():
+                add("good_sequences", BONUS)
         if after is None:
             continue
         pair = (before.op, after.op)
@@ -74,7 +76,7 @@ def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None =
 
 
 def violations(trajectory: Trajectory, question: Question) -> Counter[str]:
-    """Counts of misuses by name, such as ``overuse_zoom_in`` and ``missing_prerequisite_get_properties``; see ``misuse``."""
+    """Counts of misuses by name, such as ``overuse_zoom_in`` and ``missing_prerequisite_get_properties``."""
     counts: Counter[str] = Counter()
     uses: Counter[str] = Counter()
     static = bool(question.media) and all(media.kind != "video" for media in question.media)
@@ -120,13 +122,8 @@ def _contradictions(actions: Sequence[Action]) -> int:
 
 
 def _has_region(action: Action) -> bool:
-    """True for a call with a region of its own, which needs no segmented object."""
+    """Whether a call names its own region and so needs no segmented object."""
     return "box" in action.arguments or "point" in action.arguments
-
-
-def _thinks(turn: Turn) -> bool:
-    thought, closing, _ = turn.text.partition("</think>")
-    return bool(closing) and bool(thought.replace("<think>", "").strip())
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:

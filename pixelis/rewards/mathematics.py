@@ -36,9 +36,9 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """True if two texts are the same answer to a question of mathematics. Symmetric, if ``formulas`` is.
+    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is.
 
-    ``formulas`` compares two LaTeX formulas and may raise what it likes.
+    ``formulas`` compares two LaTeX formulas; its exceptions pass through.
     """
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
@@ -49,7 +49,11 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
         return False
     first, second = quantity(a), quantity(b)
     if first is not None and second is not None:
-        return first.in_order().equals(second.in_order()) or _with_comma(a, b, first, second)
+        if first.in_order().equals(second.in_order()):
+            return True
+        # 1,25 reads as two numbers, but equals 1.25 as a decimal comma.
+        (pair, written), single = ((second, b), first) if len(first.values) == 1 else ((first, a), second)
+        return len(pair.values) == 2 and (number := decimal_comma(written)) is not None and number.equals(single)
     if not (_MARK.search(a) or _MARK.search(b)):
         return False
     if _SPAN.fullmatch(a) and _SPAN.fullmatch(b):  # dates and ranges, not differences
@@ -91,9 +95,9 @@ def readable(text: str) -> bool:
 
 
 def _sides(text: str) -> tuple[str, list[str]]:
-    """The name on the left of ``x = 2 + 3 = 5`` and what stands on its right; no name and the text where there is none.
+    """The name and the right-hand sides of ``x = 2 + 3 = 5``; "" and the text itself without a name.
 
-    A value before ``≈`` counts, not its approximation.
+    Of ``a ≈ b`` the exact value counts.
     """
     exact, *_ = _APPROXIMATES.split(text, maxsplit=1)
     text = _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
@@ -110,7 +114,7 @@ def _sides(text: str) -> tuple[str, list[str]]:
 
 
 def _items(text: str) -> tuple[str, list[str]]:
-    """The brackets around a text, such as ``[)``, and its items; no brackets and the text for what is no collection."""
+    """A collection's brackets, such as ``[)``, and its items; "" and the text itself if it is no collection."""
     inner = text.replace("\\{", "{").replace("\\}", "}")
     kind = ""
     if len(inner) > 2 and inner[0] in _OPENING and inner[-1] in _CLOSING and _closes_at(inner) == len(inner) - 1:
@@ -124,7 +128,7 @@ def _items(text: str) -> tuple[str, list[str]]:
 
 
 def _closes_at(text: str) -> int:
-    """Where the bracket closes that opens the text; brackets of other shapes match, as those of intervals do."""
+    """Where the bracket closes that opens the text, or -1. Shapes may differ, as in intervals."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -154,7 +158,10 @@ def _split(text: str) -> list[str]:
 
 
 def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas) -> bool:
-    """Sets and bare lists of numbers are equal in any order, all else in order; a bare list is also a set, point or list."""
+    """Compare collections: sets and bare lists of numbers in any order, others in order.
+
+    A bare list also equals a set, point or list with brackets.
+    """
 
     def contained(items: Sequence[str], others: Sequence[str]) -> bool:
         return all(any(equal(x, y, formulas) for y in others) for x in items)
@@ -181,13 +188,6 @@ def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[s
             return False
         left.remove(match)
     return True
-
-
-def _with_comma(a: str, b: str, first: Quantity, second: Quantity) -> bool:
-    """Whether one text has a decimal comma and equals the single number that the other is."""
-    if len(first.values) == 1:
-        a, first, second = b, second, first
-    return len(first.values) == 2 and (number := decimal_comma(a)) is not None and number.equals(second)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ _MIXED = re.compile(r"(?<![\d.}^_])(\d+) ?\\[dtc]?frac ?\{(\d+)\} ?\{(\d+)\}")
 
 
 def _formula(text: str) -> tuple[str, str]:
-    """A text as LaTeX that math-verify can parse as a whole, and its unit; an empty one for what is text."""
+    """A text as LaTeX that math-verify can parse, and its unit; "" for plain text."""
     if not text or _SEQUENCE.fullmatch(text):
         return "", ""
     rest, unit = split_unit(text) if len(text) <= MAX_CHARS else (text, "")
@@ -300,18 +300,14 @@ def _formula(text: str) -> tuple[str, str]:
     codes = re.search(r"[A-Za-z]\d", re.sub(r"\\?[A-Za-z]{2,}", "", text))
     if codes or not _FORMULA.fullmatch(text) or re.search(r"(?<![\d_])\d+ \d", text):
         return "", ""
-    return _latex(text), unit
-
-
-def _latex(text: str) -> str:
-    """The formula with functions, roots and powers as LaTeX writes them."""
+    # Functions, roots and powers as LaTeX writes them.
     text = re.sub(rf"(?<![\\A-Za-z])({_FUNCTION})(?![A-Za-z])", r"\\\1", text)
     text = re.sub(rf"(?<![\\A-Za-z])(?:{_INFINITY})(?![A-Za-z])", r"\\infty", text)
     text = re.sub(r"\\sqrt ?(\[\d+\])? ?(\d+(?:\.\d+)?|[A-Za-z])(?![A-Za-z])", r"\\sqrt\1{\2}", text)
     text = re.sub(r"\^ ?(-? ?\d+(?:\.\d+)?)", r"^{\1}", text)
     for opening in ("\\sqrt", "^"):
         text = _braced(text, opening)
-    return _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
+    return _MIXED.sub(r"(\1+\\frac{\2}{\3})", text), unit
 
 
 def _braced(text: str, command: str) -> str:

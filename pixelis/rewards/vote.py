@@ -175,7 +175,7 @@ def by_ensemble(votes: Sequence[Ballot]) -> Elected:
 def by_trajectory(votes: Sequence[Ballot]) -> Elected:
     """The answer whose trajectories are most and most alike; confidence is the sum of their weights / the number of votes.
 
-    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, see ``_consistency``: an
+    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, see ``vote``: an
     answer that was reached in unlike ways is trusted less.
     """
     weights = _weights(votes)
@@ -225,13 +225,15 @@ def vote(
     now: float,
     same: Same = same_text,
 ) -> Verdict:
-    """The verdict of a request's samples and the compatible ones among the experiences retrieved for it.
+    """The verdict of a request's samples and of the compatible experiences retrieved for it.
 
-    Answers that are the ``same`` vote together, see ``pixelis.rewards.equality.Equality``. A tie reports the first of the tied
-    answers, reason ``tie``. With fewer than ``min_votes`` answers the first is reported with half its confidence, reason
-    ``insufficient_votes``. A winner below the share ``abstain`` of all votes is no answer, reason ``abstained``. A winner that
-    the samples alone would not have elected is ``overruled``. None of these becomes an update. ``now`` is in seconds since the
-    epoch.
+    Answers that are the ``same`` vote together. ``now`` is in seconds since the epoch. The cases below give a
+    reason, and no update is made of them:
+
+    - ``tie``: the first of the tied answers is reported.
+    - ``insufficient_votes``: with fewer than ``min_votes`` answers the first is reported at half its confidence.
+    - ``abstained``: the winner has less than the share ``abstain`` of all votes; no answer is reported.
+    - ``overruled``: the samples alone would not have elected the winner.
     """
     unweighted = config.vote.strategy in ("majority", TRAJECTORY)
     samples = [_sample_vote(t, unweighted) for t in trajectories]
@@ -250,7 +252,11 @@ def vote(
     votes = [*samples, *experiences]
     names = classes([v.answer for v in votes], same)
     if config.vote.strategy == TRAJECTORY:
-        _consistency(votes, names, [*trajectories, *(n.experience.trajectory for n in voting)])
+        # Weight each vote by the mean similarity of its operations to those of all votes for its answer.
+        sequences = [t.actions for t in (*trajectories, *(n.experience.trajectory for n in voting))]
+        for i, name in enumerate(names):
+            alike = [action_similarity(sequences[i], sequences[j]) for j, other in enumerate(names) if other == name]
+            votes[i].weight *= math.fsum(alike) / len(alike)
     verdict = _verdict(votes, names, config.vote)
     verdict.neighbours = len(neighbours)
     if experiences and not verdict.reason:
@@ -292,14 +298,6 @@ def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
     confidence = self_confidence(trajectory)
     weight = 1.0 if unweighted else confidence
     return Vote(answer=trajectory.answer, weight=weight, id=trajectory.id, confidence=confidence)
-
-
-def _consistency(votes: Sequence[Vote], names: Sequence[str | None], trajectories: Sequence[Trajectory]) -> None:
-    """Multiply each weight by the mean similarity of its operations to those of all votes for its answer, its own included."""
-    sequences = [t.actions for t in trajectories]
-    for i, name in enumerate(names):
-        alike = [action_similarity(sequences[i], sequences[j]) for j, other in enumerate(names) if other == name]
-        votes[i].weight *= math.fsum(alike) / len(alike)
 
 
 def _ballots(votes: Sequence[Vote], names: Sequence[str | None]) -> list[Ballot]:
