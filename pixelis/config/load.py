@@ -39,9 +39,10 @@ class Layer(NamedTuple):
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
     """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a default.
 
-    An algorithm or preset that a file or the command line names replaces what the files below it say; keys beside it refine it.
-    A path that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises BadConfig with the
-    path of the key for unknown keys, wrong types and contradictions; MissingFile for a missing file.
+    A named algorithm or preset replaces settings of the files below; keys beside its name refine it. A path
+    that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises
+    BadConfig with the key's path for unknown keys, wrong types and contradictions; MissingFile for a missing
+    file.
     """
     return load_with_origins(path, overrides)[0]
 

@@ -132,7 +132,7 @@ class Config(Section):
             yield "toolbox.operations is empty but evaluate.operations is true"
 
     def _lengths(self) -> Iterator[str]:
-        """Lengths of turns, episodes and rows that exclude each other, and batches that learners cannot share."""
+        """Lengths that exclude each other, and batches that the learners cannot share equally."""
         d = self.dialogue
         if d.max_turn_tokens >= d.max_context:
             yield f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"

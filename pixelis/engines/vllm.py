@@ -240,7 +240,7 @@ class VllmEngine(Engine[VllmSession]):
             self.version = version
 
     async def _free(self) -> None:
-        """Move vLLM's weights to host memory and drop its cache (its sleep level 1). Its CPU build has no sleep mode."""
+        """Move the weights to host memory and drop the cache: vLLM's sleep level 1, on GPUs only."""
         if self._on_gpu:
             await self._guarded(self._llm.sleep(level=1, mode="wait"), "sleep")
 
@@ -431,7 +431,7 @@ class VllmEngine(Engine[VllmSession]):
         return output
 
     def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
-        """Convert vLLM's output. Raises InfraFailure if vLLM's prompt differs from the session's, or the output is incomplete."""
+        """Convert vLLM's output. Raises InfraFailure for another prompt or an incomplete output."""
         if list(output.prompt_token_ids) != session.ids:
             raise InfraFailure("vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch")
         generated = output.outputs[0]

@@ -34,7 +34,7 @@ class Extension:
 
 
 def _end_with_owner() -> None:
-    """Kill vLLM's processes when their owner dies. They would keep their GPU memory, and a new owner could not start."""
+    """Kill vLLM's processes when their owner dies: GPU memory they kept would block a new owner."""
     owner, parent = int(os.environ.get(OWNER, 0)), os.getppid()
     if not owner or owner == os.getpid():
         return

@@ -35,10 +35,10 @@ def assign_advantages(
 ) -> dict[str, float]:
     """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics.
 
-    greedy: reward of a greedy rollout for each group, for baseline `greedy`. kl: sum of k1 over each rollout's
-    policy tokens, None for an unusable rollout; kl_weight * kl is subtracted from the reward, as in TRL's
-    RLOO. sum_workers: required for batch statistics if workers share the batch. Raises as `batch_advantages`
-    does.
+    greedy: reward of a greedy rollout for each group, for baseline `greedy`. kl: sum of k1 over the policy
+    tokens of each rollout, None for an unusable one; kl_weight * kl is subtracted from the reward, as in
+    TRL's RLOO. sum_workers: required for batch statistics if workers share the batch. Raises as
+    `batch_advantages` does.
     """
     rewards = [group_rewards(group, settings) for group in groups]
     if kl is not None:
@@ -132,7 +132,7 @@ def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
             deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1))
         return [a / (deviation + settings.eps) for a in advantages]
     if settings.scale == "mad":
-        # Mean absolute deviation. The median absolute deviation is 0 if fewer than half of the answers are right.
+        # Mean absolute deviation: the median one is 0 if fewer than half of the answers are right.
         divisor = math.fsum(abs(r - mean) for r in rewards) / count + settings.eps
         return [a / divisor for a in advantages]
     return advantages

@@ -67,10 +67,10 @@ def token_log_probs(
     """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32.
 
     features: of the batch's distinct views; temperature: the engine's, above 0; smoothing: share of each
-    log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567);
-    sequence: the workers that share the row, which all get the results of all; observe: called with the
-    hidden states that predict the tokens, unless the row is shared; reference: adds KL(policy || reference)
-    over the vocabulary at each token.
+    log-probability replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567);
+    sequence: the workers that share the row, which all get all results; observe: gets the hidden states that
+    predict the tokens, unless the row is shared; reference: adds KL(policy || reference) over the vocabulary
+    at each token.
     """
     predicting, own = predicting_states(model, batch, features, image_token, sequence)
     if observe is not None and own is None:
@@ -274,9 +274,9 @@ class _TokenLogProbs(torch.autograd.Function):
 class _FrozenHead(torch.autograd.Function):
     """Log-probabilities and entropies from hidden states [tokens, width] and a frozen LM head [vocab, width].
 
-    Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on the loss, so the
-    forward pass computes it while the logits exist: logits are neither kept nor recomputed. With the states of a reference
-    policy the third result is KL(policy || reference).
+    Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on
+    the loss, so the forward pass computes it while the logits exist; they are neither kept nor recomputed.
+    With a reference's states the third result is KL(policy || reference).
     """
 
     @staticmethod

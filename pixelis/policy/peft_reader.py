@@ -48,7 +48,8 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
         with safe_open(path, framework="pt") as file:  # numpy has no bfloat16
             arrays = {name: file.get_tensor(name).float().numpy() for name in sorted(file.keys())}
     except SafetensorError as error:
-        raise BadInput(f"{path} is damaged: {error}", code="damaged_checkpoint", fix="copy it again") from None
+        message = f"{path} is damaged: {error}"
+        raise BadInput(message, code="damaged_checkpoint", fix="copy it again") from None
     tensors = dict[str, np.ndarray]()
     for key, values in arrays.items():
         if key.endswith("lm_head.base_layer.weight"):
@@ -56,7 +57,8 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
         match = _TENSOR.fullmatch(key)
         layer = _LAYER.fullmatch(match[1]) if match else None
         if match is None or layer is None or values.ndim != 2:
-            message = f"{path} has {key} of the shape {list(values.shape)}, which is no LoRA of a linear layer"
+            shape = list(values.shape)
+            message = f"{path} has {key} of the shape {shape}, which is no LoRA of a linear layer"
             raise BadInput(message, code="foreign_adapter", fix=MERGE)
         vision, language, head = layer.groups()
         name = head or (f"model.{vision}" if vision else f"model.language_model.{language}")

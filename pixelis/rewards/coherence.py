@@ -28,12 +28,11 @@ INVALID = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "unknown_obj
 
 
 def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None = None) -> tuple[float, Counter[str]]:
-    """(mean of the findings in -1..1, or 0 without any; counts of findings by name).
+    """(mean of the findings in -1..1, 0 without findings; counts of findings by name).
 
-    Adjacent turns: the same call again -0.5, a good pair +0.2, a bad pair -0.3. With ``states``: mean cosine
-    of adjacent ones between 0.3 and 0.7 +0.3, above 0.9 -0.2, below 0.1 -0.3. Contradictions, -0.3 each: the
-    same place segmented again; properties or tracks of an object that was neither segmented nor given as a
-    region.
+    Adjacent turns: a repeated call -0.5, a good pair +0.2, a bad pair -0.3. With ``states``, mean cosine of
+    adjacent states: 0.3 to 0.7 +0.3, above 0.9 -0.2, below 0.1 -0.3. Contradictions, -0.3 each: segmenting a
+    place again; properties or tracks of an object that was neither segmented nor given as a region.
     """
     turns = [turn for turn in trajectory.turns if turn.is_policy]
     findings: list[float] = []

@@ -63,7 +63,7 @@ class Equality:
 
 
 def classes(answers: Iterable[str | None], same: Same = same_text) -> list[str | None]:
-    """The class of each answer, named by its first member's canonical text; None for a missing or blank answer."""
+    """The class of each answer: its first member's canonical text; None for a missing or blank answer."""
     names: dict[str, str] = {}
     first: dict[str, str] = {}
     result: list[str | None] = []

@@ -57,8 +57,8 @@ def equal(a: str, b: str) -> bool:
             return True
         if not (x.is_real and y.is_real):
             return False
-        decimals = (Decimal(s) if _DECIMAL.fullmatch(s) else Fraction(str(value)) for s, value in ((a, x), (b, y)))
-        return near(*decimals)
+        pairs = ((a, x), (b, y))
+        return near(*(Decimal(s) if _DECIMAL.fullmatch(s) else Fraction(str(value)) for s, value in pairs))
     relations = [isinstance(x, Relational | sympy.And) for x in (first, second)]
     if all(relations):  # each part of a chain such as 1 < x < 2 needs an equal
         parts, others = (x.args if isinstance(x, sympy.And) else (x,) for x in (first, second))

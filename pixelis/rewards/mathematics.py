@@ -53,7 +53,8 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
             return True
         # 1,25 reads as two numbers, but equals 1.25 as a decimal comma.
         (pair, written), single = ((second, b), first) if len(first.values) == 1 else ((first, a), second)
-        return len(pair.values) == 2 and (number := decimal_comma(written)) is not None and number.equals(single)
+        number = decimal_comma(written) if len(pair.values) == 2 else None
+        return number is not None and number.equals(single)
     if not (_MARK.search(a) or _MARK.search(b)):
         return False
     if _SPAN.fullmatch(a) and _SPAN.fullmatch(b):  # dates and ranges, not differences
@@ -114,7 +115,7 @@ def _sides(text: str) -> tuple[str, list[str]]:
 
 
 def _items(text: str) -> tuple[str, list[str]]:
-    """A collection's brackets, such as ``[)``, and its items; "" and the text itself if it is no collection."""
+    """Brackets such as ``[)`` and items of a collection; "" and the text itself for other text."""
     inner = text.replace("\\{", "{").replace("\\}", "}")
     kind = ""
     if len(inner) > 2 and inner[0] in _OPENING and inner[-1] in _CLOSING and _closes_at(inner) == len(inner) - 1:
@@ -138,7 +139,7 @@ def _closes_at(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """The items between separators outside brackets; commas in ``10,000`` separate nothing where blanks follow the others."""
+    """Items between separators outside brackets; ``10,000`` stays whole if blanks follow other commas."""
     spaced, depths, depth = bool(re.search(r"[,;] ", text)), [], 0
     for character in text:
         depth -= character in _CLOSING
@@ -212,11 +213,10 @@ _LONG |= {name[0]: name for name in ("north", "south", "east", "west")}
 
 
 def _same_words(a: str, b: str) -> bool | None:
-    """Whether two texts say the same of the same numbers; None where a text is a formula or has no word.
+    """Whether two texts have the same numbers and words; None if one is a formula or neither has a word.
 
-    Without a number, words are text. One number beside words equals the same number beside none of them, or
-    all; ``at least 7`` equals only itself. Several numbers must stand beside the same words in order, dates
-    in any.
+    A text without a number is never equal. If each has one number, the words of one must include the other's;
+    ``at least 7`` equals only itself. Several numbers need the same words in the same order, dates in any.
     """
     written = [word.lower() for text in (a, b) for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)]
     has_word = "°" in a + b or any(word not in _NO_WORDS for word in written)

@@ -52,7 +52,8 @@ def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
     for index, line in enumerate(lines):
         markers = (*MARKERS, "=") if index == len(lines) - 1 else MARKERS
         tails = [line.rsplit(marker, 1)[1].strip() for marker in markers if marker in line]
-        if tails and (shortest := min(filter(None, tails), key=len, default="")) and shortest not in PUNCTUATION:
+        shortest = min(filter(None, tails), key=len, default="")
+        if shortest and shortest not in PUNCTUATION:
             conclusions.append(shortest)
     conclusions = conclusions or [whole]
     pieces = [*conclusions, *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text))]

@@ -39,12 +39,11 @@ _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\s*\d{{3}})+(?!\d)",
 
 
 def clean(text: str) -> str:
-    r"""The text as every scorer compares it; applied to answers, truths, options and votes alike.
+    r"""Normalise an answer, truth, option or vote for comparison.
 
-    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``; Markdown's
-    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed,
-    blanks are single. Of a text with ``\boxed{}`` the last one remains, or the list of those that stand
-    together.
+    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``. Markdown's
+    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed, and
+    blanks become single. Of a text with ``\boxed{}`` only the last box is kept, with those next to it.
     """
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
@@ -209,7 +208,7 @@ class Quantity:
     def equals(self, other: Quantity) -> bool:
         """Whether the numbers and units are equal. A missing unit fits any; 50 % also equals 0.5.
 
-        Times are compared part by part, ratios in proportion. 3:15 is a time, but a ratio if compared with a ratio.
+        Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
         """
         if self.kind != other.kind and "number" not in (self.kind, other.kind) and not (self.unit or other.unit):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
@@ -307,7 +306,7 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def decimal_comma(text: str) -> Quantity | None:
-    """A number with a decimal comma such as ``0,5`` or ``12,75``; None for others, and for the list ``1,2``."""
+    """A number with a decimal comma, such as ``0,5`` or ``12,75``; None for other text and for ``1,2``."""
     match = re.fullmatch(r"([-+]?0),(\d+)|([-+]?\d+),(\d\d|\d{4,})|([-+]?\d{4,}),(\d)", clean(text), re.ASCII)
     return None if match is None else Quantity((Decimal(match[0].replace(",", ".")),))
 
@@ -331,7 +330,7 @@ def _with_unit(text: str) -> Quantity | None:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """The text before a unit, and the unit as ``UNITS`` names it; the whole text and "" if it ends with no unit."""
+    """The text before a unit, and the unit as ``UNITS`` names it; the text and "" without a unit."""
     if (parts := _UNIT.fullmatch(text)) is None:
         return text, ""
     tail = parts[2].strip().removesuffix(".")
