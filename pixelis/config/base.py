@@ -27,9 +27,9 @@ def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply_preset(values: Any, key: str, settings_of: Callable[[str], dict[str, Any]]) -> Any:
-    """The values over the settings of the preset that ``key`` names, so that the resolved configuration can be printed.
+    """Merge explicit values over the settings of the preset that ``key`` names, if it names one.
 
-    ``settings_of`` maps a name to its settings. Without a name the values are returned unchanged.
+    ``settings_of`` maps a name to its settings.
     """
     name = values.get(key) if isinstance(values, dict) else None
     if not isinstance(name, str):

@@ -39,15 +39,16 @@ class Layer(NamedTuple):
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
     """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a default.
 
-    An algorithm or preset that a file or the command line names replaces what the files below it say; keys beside it refine it.
-    A path that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises BadConfig with the
-    path of the key for unknown keys, wrong types and contradictions; MissingFile for a missing file.
+    A named algorithm or preset replaces settings of the files below; keys beside its name refine it. A path
+    that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises
+    BadConfig with the key's path for unknown keys, wrong types and contradictions; MissingFile for a missing
+    file.
     """
     return load_with_origins(path, overrides)[0]
 
 
 def load_with_origins(path: str | Path | None = None, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
-    """As ``load``, and the origin of each key that has none of the defaults: a file, a named setting or the command line."""
+    """As ``load``, with the origin of each key that is set: a file, a named setting or the command line."""
     layers = _layers(find(path), seen=()) if path else []
     values: dict[str, Any] = {}
     for layer in layers:
@@ -67,7 +68,20 @@ def load_with_origins(path: str | Path | None = None, overrides: list[str] | Non
                 values = _replaced(values, {section: {key.partition(".")[2]: parse_value(Config, key, text)}})
     for key, text in pairs:
         apply_override(Config, values, key, text)
-    return parse(values), _origins(values, layers, keys)
+    config = parse(values)
+    origins: dict[str, str] = {}
+    for section, (key, settings_of, _) in NAMED.items():
+        if isinstance(node := values.get(section), dict) and isinstance(name := node.get(key), str):
+            preset = {section: settings_of(name)}
+            origins |= {path: f"{key} {name}" for path, *_ in leaf_keys(Config) if _holds(preset, path)}
+    for path, *_ in leaf_keys(Config):
+        if not _holds(values, path):
+            continue
+        if files := [layer.name for layer in layers if _holds(layer.values, path)]:
+            origins[path] = files[-1]
+        if any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys):
+            origins[path] = "command line"
+    return config, origins
 
 
 def find(path: str | Path) -> Path:
@@ -161,22 +175,6 @@ def _without(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]
         elif isinstance(value, dict) and isinstance(settings[key], dict):
             out[key] = _without(value, settings[key])
     return out
-
-
-def _origins(values: dict[str, Any], layers: list[Layer], overrides: set[str]) -> dict[str, str]:
-    """Key -> where its value comes from, for all keys that are set."""
-    origins: dict[str, str] = {}
-    for section, (key, settings_of, _) in NAMED.items():
-        if isinstance(node := values.get(section), dict) and isinstance(name := node.get(key), str):
-            origins |= {path: f"{key} {name}" for path, *_ in leaf_keys(Config) if _holds({section: settings_of(name)}, path)}
-    for path, *_ in leaf_keys(Config):
-        if not _holds(values, path):
-            continue
-        if files := [layer.name for layer in layers if _holds(layer.values, path)]:
-            origins[path] = files[-1]
-        if any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in overrides):
-            origins[path] = "command line"
-    return origins
 
 
 def _holds(values: Any, path: str) -> bool:

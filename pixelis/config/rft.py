@@ -229,14 +229,15 @@ class RftConfig(Section):
     @classmethod
     def _apply_algorithm(cls, values: Any) -> Any:
         """Apply the named algorithm below the explicit keys."""
-        return apply_preset(values, "algorithm", cls._settings_of)
 
-    @classmethod
-    def _settings_of(cls, algorithm: str) -> dict[str, Any]:
-        settings = algorithm_settings(algorithm)
-        if unknown := unknown_keys(cls, settings, "rft."):
-            raise BadConfig(f"rft.algorithm: {algorithm} sets unknown configuration key {'; '.join(unknown)}", fix="see `--help`")
-        return settings
+        def settings_of(algorithm: str) -> dict[str, Any]:
+            settings = algorithm_settings(algorithm)
+            if unknown := unknown_keys(cls, settings, "rft."):
+                message = f"rft.algorithm: {algorithm} sets unknown configuration key {'; '.join(unknown)}"
+                raise BadConfig(message, fix="see `--help`")
+            return settings
+
+        return apply_preset(values, "algorithm", settings_of)
 
     @model_validator(mode="after")
     def _enough_samples(self) -> RftConfig:

@@ -102,7 +102,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _constant_length(self) -> Config:
-        """Resolve the constant length of Dr. GRPO, which depends on the dialogue, so that a dry run prints it."""
+        """Set Dr. GRPO's constant length from the dialogue, so that a dry run prints it."""
         loss = self.rft.loss
         if loss.aggregate == "constant" and not loss.constant_tokens:
             length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
@@ -112,7 +112,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        checks = (self._folders, self._lengths, self._batches, self._rft, self._sampling, self._colocation, self._versions)
+        checks = (self._folders, self._lengths, self._rft, self._sampling, self._colocation, self._versions)
         problems = [problem for check in checks for problem in check()] + self.learner.problems()
         if problems:
             raise ValueError("; ".join(problems))
@@ -132,7 +132,7 @@ class Config(Section):
             yield "toolbox.operations is empty but evaluate.operations is true"
 
     def _lengths(self) -> Iterator[str]:
-        """Limits of turns, episodes and rows that exclude each other."""
+        """Lengths that exclude each other, and batches that the learners cannot share equally."""
         d = self.dialogue
         if d.max_turn_tokens >= d.max_context:
             yield f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
@@ -141,9 +141,6 @@ class Config(Section):
                 f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
                 "an episode must fit into a row"
             )
-
-    def _batches(self) -> Iterator[str]:
-        """Batches that the learners cannot share equally."""
         shares = self.learner.shares(self.learner.workers)
         groups = f"{shares} groups of learners" if self.learner.sequence_parallel > 1 else f"learner.workers {shares}"
         if self.rft.prompts_per_step % shares:

@@ -78,9 +78,10 @@ class Past:
 class Row:
     """One request of a wave.
 
-    key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's random numbers.
-    on_token: called with the number and the id of each new token. `Decoder.prepare` sets the other fields: ids (starting
-    with the last sampled token), their positions, the next free position, the hash of the first prompt, digests of the views.
+    key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's
+    random numbers. on_token: called with the number and the id of each new token. `Decoder.prepare` sets the
+    others: ids (from the last sampled token on), positions, the next free position, hash of the first prompt,
+    digests of the views.
     """
 
     tokens: Sequence[int]
@@ -294,7 +295,7 @@ class Decoder:
         return results
 
     def _is_stopped(self, stop: str, tokens: Int64[Tensor, " tokens"]) -> bool:
-        """Whether the last of a turn's tokens completes its stop text. A token has a byte or more."""
+        """Whether the last token completes the stop text. A token has at least one byte."""
         return bool(stop) and stop in str(self.tokenizer.decode(tokens[-len(stop.encode()) :].tolist()))
 
 
@@ -320,7 +321,7 @@ class Sampler:
     def __call__(
         self, logits: Float[Tensor, "alive vocab"], alive: Int[Tensor, " alive"], step: int
     ) -> tuple[Int[Tensor, " alive"], Float[Tensor, "alive vocab"]]:
-        """Sample a token for each of the rows `alive` from masked logits; returns tokens and the distributions they are from."""
+        """Sample a token for each row of `alive` from masked logits; returns (tokens, distributions)."""
         greedy = self.greedy[alive]
         scaled = logits / self.temperature[alive][:, None]
         if self.any_top_p:

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +240,7 @@ class VllmEngine(Engine[VllmSession]):
             self.version = version
 
     async def _free(self) -> None:
-        """Move vLLM's weights to host memory and drop its cache (its sleep level 1). Its CPU build has no sleep mode."""
+        """Move the weights to host memory and drop the cache: vLLM's sleep level 1, on GPUs only."""
         if self._on_gpu:
             await self._guarded(self._llm.sleep(level=1, mode="wait"), "sleep")
 
@@ -431,7 +431,7 @@ class VllmEngine(Engine[VllmSession]):
         return output
 
     def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
-        """Convert vLLM's output. Raises InfraFailure if vLLM's prompt differs from the session's, or the output is incomplete."""
+        """Convert vLLM's output. Raises InfraFailure for another prompt or an incomplete output."""
         if list(output.prompt_token_ids) != session.ids:
             raise InfraFailure("vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch")
         generated = output.outputs[0]
@@ -440,7 +440,12 @@ class VllmEngine(Engine[VllmSession]):
             message = f"{generated.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
             raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
         log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
-        top_log_probs = [_most_likely(entry, top) for entry in values] if top else []
+        top_log_probs: list[list[tuple[int, float]]] = []
+        for entry in values if top else ():
+            # vLLM adds the sampled token whatever its rank; outside top_p log-probabilities are -inf.
+            likely = ((int(token), value.logprob) for token, value in entry.items() if value.rank <= top)
+            finite = [pair for pair in likely if math.isfinite(pair[1])]
+            top_log_probs.append(sorted(finite, key=lambda pair: -pair[1]))
         stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
         return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs)
 
@@ -464,12 +469,6 @@ def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> l
         short.append(int(tokens[place]))
         place += next(images) if tokens[place] == image_token else 1
     return short
-
-
-def _most_likely(entry: Mapping[int, Any], top: int) -> list[tuple[int, float]]:
-    """The ``top`` tokens of one place. vLLM adds the generated one, whatever its rank; outside top_p values are -inf."""
-    likely = ((int(token), value.logprob) for token, value in entry.items() if value.rank <= top and math.isfinite(value.logprob))
-    return sorted(likely, key=lambda one: -one[1])
 
 
 def _number(*values: object) -> int:

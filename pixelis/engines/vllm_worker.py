@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,7 @@ class Extension:
 
 
 def _end_with_owner() -> None:
-    """Kill vLLM's processes when their owner dies. They would keep their GPU memory, and a new owner could not start."""
+    """Kill vLLM's processes when their owner dies: GPU memory they kept would block a new owner."""
     owner, parent = int(os.environ.get(OWNER, 0)), os.getppid()
     if not owner or owner == os.getpid():
         return
@@ -133,12 +132,9 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Load the base's tensors, with the changed tensors replaced."""
-        self.model.load_weights(self._weights(update_info))
-
-    def _weights(self, update_info: FileUpdate) -> Iterator[tuple[str, torch.Tensor]]:
         changes = dict(checkpoint_tensors(update_info.changes)) if update_info.changes else {}
-        for name, tensor in checkpoint_tensors(update_info.base):
-            yield name, changes.get(name, tensor)
+        tensors = checkpoint_tensors(update_info.base)
+        self.model.load_weights((name, changes.get(name, tensor)) for name, tensor in tensors)
 
     def finish_weight_update(self) -> None:
         """End the reload. An output layer that is tied to the embedding is packed again: on CPU it is a copy."""

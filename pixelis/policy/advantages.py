@@ -33,12 +33,11 @@ def assign_advantages(
     kl_weight: float = 0.0,
     sum_workers: Sum = list,
 ) -> dict[str, float]:
-    """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics of the
-    batch.
+    """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics.
 
-    greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum
-    of k1 over its policy tokens, None for an unusable one; `kl_weight` times it is subtracted from the
-    reward, as in TRL's RLOO. sum_workers: required for batch statistics if workers share the batch. Raises as
+    greedy: reward of a greedy rollout for each group, for baseline `greedy`. kl: sum of k1 over the policy
+    tokens of each rollout, None for an unusable one; kl_weight * kl is subtracted from the reward, as in
+    TRL's RLOO. sum_workers: required for batch statistics if workers share the batch. Raises as
     `batch_advantages` does.
     """
     rewards = [group_rewards(group, settings) for group in groups]
@@ -57,8 +56,7 @@ def assign_advantages(
 
 
 def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float | None]:
-    """The rewards that count in a group's statistics: None for an unscored rollout or an excluded stop
-    reason.
+    """Rewards for a group's statistics: None for an unscored or excluded rollout.
 
     With `count_excluded` an excluded rollout counts with reward 0 (Mini-o3's code, arXiv 2509.07969).
     """
@@ -83,10 +81,10 @@ def batch_advantages(
 ) -> list[list[float | None]]:
     """(reward - baseline) / (scale + eps) for the groups of a batch; same shape as `groups`.
 
-    groups: rewards; None (unscored) stays None. All of a group is None if it is not `usable` or lacks a
-    required greedy reward. tokens: policy tokens of each rollout, for `batch_over=token`. Rewards equal up to
-    rounding give exactly 0 with a baseline of the group. Raises DataFailure for a reward that is not finite,
-    BadConfig for missing greedy rewards or token counts and for what a user-defined function returns wrongly.
+    groups: rewards; None (unscored) stays None. A group is all None if it is not `usable` or lacks a required
+    greedy reward. tokens: policy tokens of each rollout, for `batch_over=token`. With a group baseline,
+    rewards equal up to rounding give exactly 0. Raises DataFailure for a reward that is not finite, BadConfig
+    for missing greedy rewards or token counts and for wrong results of a user-defined function.
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
         raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")
@@ -117,36 +115,27 @@ def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
         max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(mean))
     ):
         return [0.0] * count
-    advantages, deviation = _call_baseline(rewards, settings)
-    if settings.scale == "std":
-        if deviation is None:
-            deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1))
-        return [a / (deviation + settings.eps) for a in advantages]
-    if settings.scale == "mad":
-        # Mean absolute deviation. The median absolute deviation is 0 if fewer than half of the answers are right.
-        divisor = math.fsum(abs(r - mean) for r in rewards) / count + settings.eps
-        return [a / divisor for a in advantages]
-    return advantages
-
-
-def _call_baseline(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float | None]:
-    """Call the baseline function: advantages, and the divisor for scale=std (None: the rewards' standard deviation).
-
-    Raises BadConfig if a user-defined function does not return a finite number for each reward.
-    """
     result = find_function("advantage", settings.baseline)(list(rewards), settings)
     try:
         advantages, deviation = result if isinstance(result, tuple) else (result, None)
         advantages = [float(a) for a in advantages]
-        fits = len(advantages) == len(rewards) and all(map(math.isfinite, [*advantages, deviation or 0.0]))
-    except (TypeError, ValueError):
+        fits = len(advantages) == count and all(map(math.isfinite, [*advantages, deviation or 0.0]))
+    except (TypeError, ValueError):  # of a user-defined function
         fits = False
     if not fits:
         raise BadConfig(
             f"rft.advantage.baseline {settings.baseline} returned {result!r} for the rewards {rewards}",
             fix="return a list with one finite number for each reward, or a pair of that list and the divisor for scale=std",
         )
-    return advantages, deviation
+    if settings.scale == "std":
+        if deviation is None:
+            deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1))
+        return [a / (deviation + settings.eps) for a in advantages]
+    if settings.scale == "mad":
+        # Mean absolute deviation: the median one is 0 if fewer than half of the answers are right.
+        divisor = math.fsum(abs(r - mean) for r in rewards) / count + settings.eps
+        return [a / divisor for a in advantages]
+    return advantages
 
 
 def no_baseline(rewards: Scored, settings: config.AdvantageConfig) -> Scored:

@@ -53,12 +53,12 @@ class Writer:
         keep: int = 0,
         best: int | None = None,
     ) -> Path:
-        """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return it. All workers call it together.
+        """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return its path. Collective.
 
-        tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait`
+        tensors: file stem -> name -> this worker's array or part, which must not change before `wait`
         returns; texts: file stem -> JSON value, written by the first worker; headers: file stem -> header of
-        its safetensors files. Afterwards all but the newest `keep` checkpoints (0: keep all) and that of step
-        `best` are removed. Raises the failure of the checkpoint before.
+        its safetensors files. Then removes all but the newest `keep` checkpoints (0: keep all) and that of
+        step `best`. Raises the failure of the previous checkpoint.
         """
         self.wait()
         final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"

@@ -375,7 +375,7 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> list[Fin
 
 
 def _fits(subject: str, parts: Mapping[str, int], fixed: int, gpus: float, gpu_bytes: int) -> Finding:
-    """An error if `fixed` bytes exceed the reserved GPU memory, a note if all parts do: activations depend on the data."""
+    """An error if `fixed` bytes exceed the reserved GPU memory; a note if all parts do."""
     if not gpus:
         return Finding("ok", subject, f"{_format_parts(parts)} in the memory of its machine")
     available = int(gpu_bytes * min(1.0, gpus))

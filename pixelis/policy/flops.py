@@ -1,5 +1,4 @@
-"""Floating-point operations of a training step, for the share of the hardware's peak that a run reaches
-(MFU).
+"""Floating-point operations of a training step, for model FLOPs utilisation (MFU).
 
 Counted as in PaLM (arXiv 2204.02311, appendix B): a matrix of N weights costs 2 N operations a token in the
 forward pass, and again for the gradients of its input and of its weights; attention counts whole squares.

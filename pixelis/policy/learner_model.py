@@ -29,11 +29,12 @@ from pixelis.policy.sequence_parallel import SequenceGroup
 
 
 class LearnerModel:
-    """The policy and its critic on one worker. With several workers, all of them must call each method together.
+    """The policy and its critic on one worker. All methods are collective.
 
-    network: the transformers model; zero: the DeepSpeed engine around it; sequence: the workers that share a packed row; hidden:
-    states of the last forward pass, if there is a critic. temperature: of the rollouts; adapter: initial weights (None: the base
-    model). Raises BadConfig, MissingFile and BadInput before it allocates the optimizer.
+    network: the transformers model; zero: the DeepSpeed engine around it; sequence: the workers that share a
+    packed row; hidden: states of the last forward pass, with a critic. temperature: of the rollouts; adapter:
+    initial weights (None: the base model). Raises BadConfig, MissingFile and BadInput before it allocates the
+    optimizer.
     """
 
     def __init__(

@@ -67,10 +67,10 @@ def token_log_probs(
     """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32.
 
     features: of the batch's distinct views; temperature: the engine's, above 0; smoothing: share of each
-    log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567);
-    sequence: the workers that share the row, which all get the results of all; observe: called with the
-    hidden states that predict the tokens, unless the row is shared; reference: adds KL(policy || reference)
-    over the vocabulary at each token.
+    log-probability replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567);
+    sequence: the workers that share the row, which all get all results; observe: gets the hidden states that
+    predict the tokens, unless the row is shared; reference: adds KL(policy || reference) over the vocabulary
+    at each token.
     """
     predicting, own = predicting_states(model, batch, features, image_token, sequence)
     if observe is not None and own is None:
@@ -157,8 +157,8 @@ def _parameters_of(lm_head: nn.Module, values: Sequence[Tensor]) -> Iterator[Non
 def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `function` instead of the forward pass of these modules, nested in their hooks.
 
-    ZeRO-3 gathers weights in the hooks of a call. A call for each chunk would gather them as often, and hang
-    where workers have different numbers of chunks.
+    ZeRO-3 gathers weights in a call's hooks. One call per chunk would gather them each time, and hang if
+    workers have different numbers of chunks.
     """
     if not modules:
         return function(*inputs)
@@ -178,11 +178,10 @@ def _score(
     smoothing: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """Log-probabilities, entropies and, if requested, gradients of the former by the logits. Overwrites the
-    logits.
+    """Log-probabilities, entropies and, if requested, d log-probability / d logits. Overwrites the logits.
 
-    A third of the passes of `log_softmax` and a gather: the softmax is computed once and turned into the
-    gradient in place.
+    Computes the softmax once and turns it into the gradient in place, in a third of the passes of
+    `log_softmax` and a gather.
     """
     scaled = logits.float()
     if temperature != 1:
@@ -275,9 +274,9 @@ class _TokenLogProbs(torch.autograd.Function):
 class _FrozenHead(torch.autograd.Function):
     """Log-probabilities and entropies from hidden states [tokens, width] and a frozen LM head [vocab, width].
 
-    Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on the loss, so the
-    forward pass computes it while the logits exist: logits are neither kept nor recomputed. With the states of a reference
-    policy the third result is KL(policy || reference).
+    Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on
+    the loss, so the forward pass computes it while the logits exist; they are neither kept nor recomputed.
+    With a reference's states the third result is KL(policy || reference).
     """
 
     @staticmethod
@@ -352,8 +351,16 @@ class PolicyModule(nn.Module):
 
         states_only: return only the hidden states of this worker that predict the tokens.
         """
-        if features is None and (views := batch.views or self._blank_views()):
-            features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
+        if features is None:
+            views = batch.views
+            if not views:
+                # ZeRO-3 needs every worker to run the vision tower, and so does a trainable tower, whose
+                # gradients are summed over workers: without images, on a dummy view.
+                weight = next(self.model.model.visual.parameters(), None)
+                if weight is not None and (self.one_pass or weight.requires_grad):
+                    views = [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
+            if views:
+                features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image = self.spec.image_token
         if states_only:
             return (predicting_states(self.model, batch, features, image, self.sequence)[0],)
@@ -370,13 +377,3 @@ class PolicyModule(nn.Module):
             self.observe,
             reference,
         )
-
-    def _blank_views(self) -> list[np.ndarray]:
-        """A dummy view for a batch without images, if every worker has to run the vision tower.
-
-        ZeRO-3 requires that, and so does a trainable tower, whose gradients are summed over workers.
-        """
-        first = next(self.model.model.visual.parameters(), None)
-        if first is None or (not self.one_pass and not first.requires_grad):
-            return []
-        return [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]

@@ -138,11 +138,10 @@ def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> 
 def weight_updates(
     parameters: Mapping[str, Tensor], adapter: Adapter
 ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-    """Name of each parameter that the adapter changes -> (scaled B, A) of the product to add, or (new value,
-    None).
+    """Changed parameter -> (scaled B, A) of the product to add, or (new value, None).
 
-    parameters: of the base model; only their shapes are read. Raises BadInput for an adapter that does not
-    fit or is not finite.
+    parameters: of the base model; only their shapes are read. Full weights share the adapter's memory. Raises
+    BadInput for an adapter that does not fit or is not finite.
     """
     updates: dict[str, tuple[Tensor, Tensor | None]] = {}
     if adapter.kind == "full":
@@ -150,7 +149,10 @@ def weight_updates(
             if name not in parameters:
                 raise BadInput(f"the model has no parameter {name}", code="foreign_adapter")
             _check(name, array, tuple(parameters[name].shape))
-            updates[name] = (_as_tensor(array), None)
+            with warnings.catch_warnings():  # the tensor shares the array's memory; nothing writes to it
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+                tensor = torch.from_numpy(array)
+            updates[name] = (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor, None)
         return updates
     modules = {name[:-2] for name in adapter.tensors}
     if differing := sorted(set(adapter.tensors) ^ {f"{m}.{part}" for m in modules for part in "AB"}):
@@ -166,14 +168,6 @@ def weight_updates(
         _check(f"{module}.B", left, (weight.shape[0], right.shape[0]))
         updates[f"{module}.weight"] = (torch.from_numpy(np.array(left)) * adapter.scale, torch.from_numpy(np.array(right)))
     return updates
-
-
-def _as_tensor(array: np.ndarray) -> Tensor:
-    """A tensor that shares the array's memory, which may be read-only: nothing may write to it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def _check(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:

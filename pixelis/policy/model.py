@@ -92,8 +92,9 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
     """(model in eval mode on `device`, tokenizer, spec) of `folder`, by default of `policy.model`.
 
-    zero3: DeepSpeed's configuration, if the workers divide the weights as they are read. Raises MissingFile
-    for a missing folder, BadConfig for an unsupported architecture, BadInput for weights that do not fit.
+    zero3: DeepSpeed's configuration, to divide the weights among the workers while reading. Raises
+    MissingFile for a missing folder, BadConfig for an unsupported architecture, BadInput for weights that do
+    not fit.
     """
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.utils import logging
@@ -112,7 +113,12 @@ def load_model(
         **checkpoint_names(folder),
     )
     del division
-    _restore_frequencies(model)
+    for module in model.modules():
+        frequencies = module._buffers.get("inv_freq")
+        if frequencies is not None and frequencies.dtype != torch.float32:
+            # DeepSpeed rounded the rotary frequencies to bfloat16 while it divided the model.
+            type(module).__init__(module, module.config)
+            module.to(frequencies.device)
     if names := sorted(str(k) for k in (*report["missing_keys"], *report["mismatched_keys"])):
         message = f"{folder}: {len(names)} weights are missing or have the wrong shape, first {names[0]}"
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
@@ -120,24 +126,15 @@ def load_model(
     batch_windows(model)
     if target.type == "cuda":
         fuse_norms(model)
-        # The convolution that embeds the patches. With TF32 a float32 policy has other log-probabilities in the learner than in
-        # the engine.
+        # In the convolution that embeds patches TF32 would make a float32 policy's log-probabilities differ
+        # between learner and engine.
         torch.backends.cudnn.allow_tf32 = False
     tokenizer = load_tokenizer(folder)
     return model, tokenizer, ModelSpec.load(folder, tokenizer)
 
 
-def _restore_frequencies(model: PreTrainedModel) -> None:
-    """Compute rotary frequencies again that DeepSpeed has rounded to bfloat16 while it divided the model."""
-    for module in model.modules():
-        frequencies = module._buffers.get("inv_freq")
-        if frequencies is not None and frequencies.dtype != torch.float32:
-            type(module).__init__(module, module.config)
-            module.to(frequencies.device)
-
-
 def fuse_norms(model: nn.Module) -> None:
-    """Compute every RMSNorm by torch's kernel for GPUs. transformers' makes several passes over the activations."""
+    """Use torch's GPU kernel for every RMSNorm; transformers' makes several passes over the activations."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = types.MethodType(_rms_norm, module)

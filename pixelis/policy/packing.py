@@ -83,12 +83,11 @@ class PackedBatch:
 
 
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
-    """Assign samples to bins of at most `capacity` tokens, first-fit decreasing; returns the sample indices
-    of each bin.
+    """Pack samples into bins of at most `capacity` tokens, first-fit decreasing; returns each bin's indices.
 
-    prompts: of each sample, if samples of a bin share them. Samples with the same prompt are placed together
-    while there is room, beginning with the prompt that has most tokens. Deterministic. Raises DataFailure for
-    a sample longer than a bin.
+    prompts: of each sample, if samples of a bin share them. Samples with the same prompt go together while
+    there is room, the prompt with most tokens first. Deterministic. Raises DataFailure for a sample longer
+    than a bin.
     """
     prompts = [Prompt(i, 0) for i in range(len(lengths))] if prompts is None else prompts
     prompt_tokens: dict[Hashable, int] = {}

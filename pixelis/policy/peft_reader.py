@@ -37,19 +37,33 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
     rank, lora_alpha = settings.r, settings.lora_alpha
     patterns = {re.compile(rf"(.*\.)?({key})"): value for key, value in (settings.alpha_pattern or {}).items()}
     alpha = int(lora_alpha) if lora_alpha >= 1 and lora_alpha.is_integer() else rank
+    path = folder / WEIGHTS
+    if not path.is_file():
+        if (folder / "adapter_model.bin").is_file():
+            fix = "load it with PEFT and save it with save_pretrained(safe_serialization=True)"
+            message = f"{folder} has its weights in adapter_model.bin, a pickle, which is never loaded"
+            raise BadInput(message, fix=fix)
+        raise MissingFile(f"no {WEIGHTS} in {folder}", fix="name the folder that save_pretrained wrote")
+    try:
+        with safe_open(path, framework="pt") as file:  # numpy has no bfloat16
+            arrays = {name: file.get_tensor(name).float().numpy() for name in sorted(file.keys())}
+    except SafetensorError as error:
+        message = f"{path} is damaged: {error}"
+        raise BadInput(message, code="damaged_checkpoint", fix="copy it again") from None
     tensors = dict[str, np.ndarray]()
-    for key, values in _read_tensors(folder).items():
+    for key, values in arrays.items():
         if key.endswith("lm_head.base_layer.weight"):
             continue  # of the base model: PEFT saves it beside an adapter of the head
         match = _TENSOR.fullmatch(key)
         layer = _LAYER.fullmatch(match[1]) if match else None
         if match is None or layer is None or values.ndim != 2:
-            message = f"{folder / WEIGHTS} has {key} of the shape {list(values.shape)}, which is no LoRA of a linear layer"
+            shape = list(values.shape)
+            message = f"{path} has {key} of the shape {shape}, which is no LoRA of a linear layer"
             raise BadInput(message, code="foreign_adapter", fix=MERGE)
         vision, language, head = layer.groups()
         name = head or (f"model.{vision}" if vision else f"model.language_model.{language}")
         if f"{name}.{match[2]}" in tensors:
-            message = f"{folder / WEIGHTS} has several adapters of {name}"
+            message = f"{path} has several adapters of {name}"
             raise BadInput(message, code="foreign_adapter", fix="save each by itself")
         if match[2] == "B":
             names = (match[1], name)  # patterns may be of either version
@@ -84,17 +98,3 @@ def _read_settings(path: Path) -> _Settings:
     except (ValueError, AttributeError) as error:
         problem = f"cannot be read: {error}"
     raise BadInput(f"{path} {problem}", code="foreign_adapter", fix=MERGE)
-
-
-def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    path = folder / WEIGHTS
-    if not path.is_file():
-        if (folder / "adapter_model.bin").is_file():
-            fix = "load it with PEFT and save it with save_pretrained(safe_serialization=True)"
-            raise BadInput(f"{folder} has its weights in adapter_model.bin, a pickle, which is never loaded", fix=fix)
-        raise MissingFile(f"no {WEIGHTS} in {folder}", fix="name the folder that save_pretrained wrote")
-    try:
-        with safe_open(path, framework="pt") as file:  # numpy has no bfloat16
-            return {name: file.get_tensor(name).float().numpy() for name in sorted(file.keys())}
-    except SafetensorError as error:
-        raise BadInput(f"{path} is damaged: {error}", code="damaged_checkpoint", fix="copy it again") from None

@@ -1,8 +1,8 @@
 """Sequence parallelism: workers of a group divide the tokens of a packed row among them.
 
-Each runs the layers on its part of the row. Around attention, which needs whole samples, all-to-all exchanges
-turn parts of the row with all heads into the whole row with a part of the heads, and back. Source:
-DeepSpeed-Ulysses, arXiv 2309.14509, sections 3.1 and 3.2.
+Each worker runs the layers on its part of the row. Attention needs whole samples: all-to-all exchanges turn a
+part of the row with all heads into the whole row with some heads, and back. Source: DeepSpeed-Ulysses,
+arXiv 2309.14509, sections 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SequenceGroup:
 
 
 class _Gather(torch.autograd.Function):
-    """Places values and adds up the workers' vectors. Every worker computes the same loss, so its own gradient is complete."""
+    """Place values and sum the workers' vectors. All compute the same loss, so each gradient is complete."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, own: Tensor, count: int, group: Any) -> Tensor:
@@ -129,7 +129,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all: slice `i` of the first dimension goes to worker `i`, and what comes from it becomes slice `i`."""
+    """All-to-all: slice `i` of the first dimension is exchanged with worker `i`."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:

@@ -56,7 +56,7 @@ class Counts:
 
 
 class Trainer:
-    """Trains the policy on one worker. With several workers, all of them must call each method together.
+    """Trains the policy on one worker. All methods are collective.
 
     total_steps: length of the learning-rate schedule; temperature: of the rollouts; adapter: initial weights
     (None: the base model); ema: decay of the published weight average, 0 publishes the current weights;
@@ -138,15 +138,16 @@ class Trainer:
         kl_limit: float | None = None,
         sampled: Sequence[TrainSample] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on this worker's share of a batch; returns metrics of the whole batch, equal on all workers.
+        """One optimizer step on this worker's share of a batch; returns metrics of the whole batch.
 
-        old: `log_probs` of the samples before the first of several steps on a batch of rollouts, the denominator of the ratio
-        (None: the only step). lr, kl_weight: override the schedule and `loss.kl`. kl_limit: the largest KL from the behaviour
-        policy to the updated one (`behaviour_kl`); a step beyond it is undone and `evolve/skipped` is 1. sampled: what the
-        behaviour policy generated, if the samples are something else.
+        old: `log_probs` of the samples before the first of several steps on a batch, the ratio's denominator
+        (None: the only step). lr, kl_weight: override the schedule and `loss.kl`. kl_limit: largest KL from
+        the behaviour policy to the updated one (`behaviour_kl`); a step beyond it is undone and
+        `evolve/skipped` is 1. sampled: what the behaviour policy generated, if not the samples.
 
-        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). A step whose loss or gradient is not finite
-        is skipped; the third in a row raises InfraFailure. Raises DataFailure if no worker has a usable sample.
+        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). A step with a loss or
+        gradient that is not finite is skipped; the third in a row raises InfraFailure. Raises DataFailure if
+        no worker has a usable sample.
         """
         started = time.perf_counter()
         model, objective = self.model, self.sft if kind == "sft" else self.rft

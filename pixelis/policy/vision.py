@@ -72,10 +72,9 @@ def patchify(
 
 
 def batch_windows(model: nn.Module) -> int:
-    """Replace the sdpa attention of a Qwen vision tower by one call for all windows of equal length.
+    """Replace a Qwen vision tower's sdpa attention; returns the number of replaced layers. Idempotent.
 
-    On GPUs in half precision by one call of the variable-length kernel. Returns the number of replaced
-    layers. Idempotent.
+    One call handles all windows of equal length, or on GPUs in half precision all windows.
     """
     changed = 0
     module: Any
@@ -101,20 +100,14 @@ def _batched_attention(
     if query.is_cuda and query.dtype != torch.float32 and torch.cuda.get_device_capability(query.device) >= (8, 0):
         from torch.nn.attention.varlen import varlen_attn
 
-        longest = _longest(cu_seqlens)
+        # Cached: all layers share the tensor, and reading it waits for the GPU's pending work.
+        if cu_seqlens not in _LONGEST:
+            _LONGEST[cu_seqlens] = int(cu_seqlens.diff().max())
+        longest = int(_LONGEST[cu_seqlens])
         attended: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=self.scaling)
     else:
         attended = _attend_by_length(query, key, value, cu_seqlens.tolist(), self.scaling)
     return self.proj(attended.reshape(hidden_states.shape))
-
-
-def _longest(edges: Int[Tensor, " windows_plus_1"]) -> int:
-    """Length of the longest window. All layers share the tensor, and reading it from a GPU waits for all work
-    before.
-    """
-    if edges not in _LONGEST:
-        _LONGEST[edges] = int(edges.diff().max())
-    return int(_LONGEST[edges])
 
 
 def _attend_by_length(

@@ -1,9 +1,8 @@
-"""Streams a version of all parameters from the learner to the generators: one broadcast in buckets, gloo or
-NCCL.
+"""Streams all parameters of a version from the learner to the generators, in buckets over gloo or NCCL.
 
-Whoever loads a version asks in the learner's torch.distributed store for its broadcast, with the name of a
-group that the learner and the receivers then join. A group is used once: a receiver has all bytes, or fails
-and keeps its old version.
+A receiver requests the broadcast in the learner's torch.distributed store and names a group, which the
+learner and the receivers then join. A group is used once: a receiver gets all bytes, or fails and keeps its
+old version.
 """
 
 from __future__ import annotations
@@ -144,9 +143,7 @@ class _Channel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave the group when all processes have everything; after a failure at once, which fails those that
-        wait.
-        """
+        """Leave the group when all have all bytes; after a failure at once, so that waiters fail."""
         if kind is None:
             self._group.barrier().wait()
         self._group = None

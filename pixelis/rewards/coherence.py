@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pixelis.errors import DataFailure
-from pixelis.records import Action, Question, Trajectory, Turn
+from pixelis.records import Action, Question, Trajectory
 
 SEGMENT, READ, PROPERTIES, TRACK, ZOOM = "segment_object_at", "read_text", "get_properties", "track_object", "zoom_in"
 
@@ -28,12 +28,11 @@ INVALID = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "unknown_obj
 
 
 def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None = None) -> tuple[float, Counter[str]]:
-    """(mean of the findings in -1..1, or 0 without any; counts of findings by name).
+    """(mean of the findings in -1..1, 0 without findings; counts of findings by name).
 
-    Adjacent turns: the same call again -0.5, a good pair +0.2, a bad pair -0.3. With ``states``: mean cosine
-    of adjacent ones between 0.3 and 0.7 +0.3, above 0.9 -0.2, below 0.1 -0.3. Contradictions, -0.3 each: the
-    same place segmented again; properties or tracks of an object that was neither segmented nor given as a
-    region.
+    Adjacent turns: a repeated call -0.5, a good pair +0.2, a bad pair -0.3. With ``states``, mean cosine of
+    adjacent states: 0.3 to 0.7 +0.3, above 0.9 -0.2, below 0.1 -0.3. Contradictions, -0.3 each: segmenting a
+    place again; properties or tracks of an object that was neither segmented nor given as a region.
     """
     turns = [turn for turn in trajectory.turns if turn.is_policy]
     findings: list[float] = []
@@ -47,8 +46,10 @@ def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None =
     for (turn, before), (next_turn, after) in pairwise(steps):
         if before is None:
             continue
-        if before.op in THOUGHTFUL and next_turn is not turn and _thinks(next_turn):
-            add("good_sequences", BONUS)
+        if before.op in THOUGHTFUL and next_turn is not turn:
+            thought, closing, _ = next_turn.text.partition("</think>")
+            if closing and thought.replace("<think>", "").strip():
+                add("good_sequences", BONUS)
         if after is None:
             continue
         pair = (before.op, after.op)
@@ -74,7 +75,7 @@ def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None =
 
 
 def violations(trajectory: Trajectory, question: Question) -> Counter[str]:
-    """Counts of misuses by name, such as ``overuse_zoom_in`` and ``missing_prerequisite_get_properties``; see ``misuse``."""
+    """Counts of misuses by name, such as ``overuse_zoom_in`` and ``missing_prerequisite_get_properties``."""
     counts: Counter[str] = Counter()
     uses: Counter[str] = Counter()
     static = bool(question.media) and all(media.kind != "video" for media in question.media)
@@ -120,13 +121,8 @@ def _contradictions(actions: Sequence[Action]) -> int:
 
 
 def _has_region(action: Action) -> bool:
-    """True for a call with a region of its own, which needs no segmented object."""
+    """Whether a call names its own region and so needs no segmented object."""
     return "box" in action.arguments or "point" in action.arguments
-
-
-def _thinks(turn: Turn) -> bool:
-    thought, closing, _ = turn.text.partition("</think>")
-    return bool(closing) and bool(thought.replace("<think>", "").strip())
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:

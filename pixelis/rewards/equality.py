@@ -1,8 +1,8 @@
-"""Groups the answers to one question by the equality of its reward, without truths: the classes of a vote.
+"""Groups equivalent answers to a question before voting, without truths.
 
-Text is equal after ``canonical``. Scorers for mathematics add quantities and formulas, ``mc_letter`` the
-options, any other scorer what gets its full score. Judges are not asked: their questions are compared as
-text.
+Answers are equal if their ``canonical`` texts are. Scorers for mathematics also compare quantities and
+formulas, ``mc_letter`` compares options, and any other scorer must give full score. Judges are not asked:
+their questions are compared as text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Same = Callable[[str, str], bool]
 
 
 def same_text(a: str, b: str) -> bool:
-    """True for equal text, or the same quantity: the equality where no scorer is known."""
+    """Whether two texts or quantities are equal; used where no scorer is known."""
     if canonical(a) == canonical(b):
         return True
     first, second = quantity(a), quantity(b)
@@ -30,7 +30,7 @@ def same_text(a: str, b: str) -> bool:
 
 
 class Equality:
-    """Whether two answers to a question are equal by its scorer. A formula that cannot be read equals its own text only."""
+    """Compares two answers by a question's scorer. An unreadable formula equals only its own text."""
 
     def __init__(self, question: Question, scorer: str, services: Services):
         self.question, self.scorer, self.services = question, scorer, services
@@ -55,7 +55,7 @@ class Equality:
             return False
 
     def _equal_formulas(self, a: str, b: str) -> bool:
-        """Whether two readable formulas are equal: one that hangs must not hang once for every other answer."""
+        # Cached, so that a formula that hangs hangs once, not once for every other answer.
         for formula in (a, b):
             if formula not in self.readable:
                 self.readable[formula] = self.services.readable(formula)
@@ -63,7 +63,7 @@ class Equality:
 
 
 def classes(answers: Iterable[str | None], same: Same = same_text) -> list[str | None]:
-    """The class of each answer, named by the canonical text of its first member; None for no answer or a blank one."""
+    """The class of each answer: its first member's canonical text; None for a missing or blank answer."""
     names: dict[str, str] = {}
     first: dict[str, str] = {}
     result: list[str | None] = []

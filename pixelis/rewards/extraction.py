@@ -50,10 +50,10 @@ def _answer(trajectory: Trajectory, options: Sequence[str], extractor: str, serv
 
 
 def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
-    """The answer that a finished episode states without tags, after its thought; None for any other prose.
+    """The answer that a finished episode states without tags, after its thought; None for other prose.
 
-    It is the last box, also one cut short; else what follows "answer is" or "Answer:"; else a last line that
-    is one number, a letter or an option with at most ``MAX_OTHER_WORDS`` other words.
+    In this order: the last box, even if cut short; what follows "answer is" or "Answer:"; a last line with
+    one number, letter or option and at most ``MAX_OTHER_WORDS`` other words.
     """
     if (body := _body(trajectory)) is None:
         return None
@@ -61,10 +61,7 @@ def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
         return clean(body) or None
     if (answer := stated(body)) is not None:
         return clean(answer) or None
-    return _last_line(body.rstrip().rpartition("\n")[2], options)
-
-
-def _last_line(line: str, options: Sequence[str]) -> str | None:
+    line = body.rstrip().rpartition("\n")[2]
     text = clean(line) if len(line) <= MAX_LINE_CHARS else ""
     if quantity(text) is not None:
         return text
@@ -80,9 +77,7 @@ def _last_line(line: str, options: Sequence[str]) -> str | None:
 
 
 def _body(trajectory: Trajectory) -> str | None:
-    """The last text after the thought; None for an episode that did not end by itself, or whose thought is
-    not closed.
-    """
+    """The last text after the thought; None if the episode was cut off or its thought is not closed."""
     text = _last_text(trajectory)
     if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION) or ("<think>" in text and "</think>" not in text):
         return None

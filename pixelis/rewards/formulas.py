@@ -1,4 +1,7 @@
-"""Comparison of LaTeX formulas with latex2sympy and math-verify, for worker processes: it may hang and take much memory."""
+"""Compares LaTeX formulas with latex2sympy and math-verify.
+
+Runs in worker processes, because it may hang and take much memory.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,20 @@ def parse(text: str) -> Any:
 
 
 def equal(a: str, b: str) -> bool:
-    """True if two formulas are equal as a whole. Raises Unreadable."""
+    """Whether two formulas are equal; a decimal equals the number that it rounds. Raises Unreadable."""
     first, second = parse(a), parse(b)
     if _is_number(first) and _is_number(second):
-        return _equal_numbers(a, first, b, second)
+        x, y = (sympy.N(number, _DIGITS) for number in (first, second))
+        if not (x.is_finite and y.is_finite):
+            return bool(first == second)
+        if abs(x - y) <= sympy.Float(10, _DIGITS) ** (10 - _DIGITS) * max(abs(x), abs(y)):
+            return True
+        if not (x.is_real and y.is_real):
+            return False
+        pairs = ((a, x), (b, y))
+        return near(*(Decimal(s) if _DECIMAL.fullmatch(s) else Fraction(str(value)) for s, value in pairs))
     relations = [isinstance(x, Relational | sympy.And) for x in (first, second)]
-    if all(relations):  # of a chain such as 1 < x < 2 each part has an equal
+    if all(relations):  # each part of a chain such as 1 < x < 2 needs an equal
         parts, others = (x.args if isinstance(x, sympy.And) else (x,) for x in (first, second))
         return len(parts) == len(others) and all(any(_equal_relation(x, y) for y in others) for x in parts)
     if any(relations) and not any(isinstance(x, sympy.Set) for x in (first, second)):  # x < 2 is the interval (-oo, 2)
@@ -61,19 +72,6 @@ def equal(a: str, b: str) -> bool:
 
 def _is_number(formula: Any) -> bool:
     return isinstance(formula, sympy.Expr) and not formula.free_symbols and bool(formula.is_number)
-
-
-def _equal_numbers(a: str, first: Any, b: str, second: Any) -> bool:
-    """Whether two numbers are equal, or one is a decimal that the other rounds to."""
-    x, y = (sympy.N(number, _DIGITS) for number in (first, second))
-    if not (x.is_finite and y.is_finite):
-        return bool(first == second)
-    if abs(x - y) <= sympy.Float(10, _DIGITS) ** (10 - _DIGITS) * max(abs(x), abs(y)):
-        return True
-    if not (x.is_real and y.is_real):
-        return False
-    values = (Decimal(text) if _DECIMAL.fullmatch(text) else Fraction(str(value)) for text, value in ((a, x), (b, y)))
-    return near(*values)
 
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}

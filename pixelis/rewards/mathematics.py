@@ -36,9 +36,9 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """True if two texts are the same answer to a question of mathematics. Symmetric, if ``formulas`` is.
+    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is.
 
-    ``formulas`` compares two LaTeX formulas and may raise what it likes.
+    ``formulas`` compares two LaTeX formulas; its exceptions pass through.
     """
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
@@ -49,7 +49,12 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
         return False
     first, second = quantity(a), quantity(b)
     if first is not None and second is not None:
-        return first.in_order().equals(second.in_order()) or _with_comma(a, b, first, second)
+        if first.in_order().equals(second.in_order()):
+            return True
+        # 1,25 reads as two numbers, but equals 1.25 as a decimal comma.
+        (pair, written), single = ((second, b), first) if len(first.values) == 1 else ((first, a), second)
+        number = decimal_comma(written) if len(pair.values) == 2 else None
+        return number is not None and number.equals(single)
     if not (_MARK.search(a) or _MARK.search(b)):
         return False
     if _SPAN.fullmatch(a) and _SPAN.fullmatch(b):  # dates and ranges, not differences
@@ -91,9 +96,9 @@ def readable(text: str) -> bool:
 
 
 def _sides(text: str) -> tuple[str, list[str]]:
-    """The name on the left of ``x = 2 + 3 = 5`` and what stands on its right; no name and the text where there is none.
+    """The name and the right-hand sides of ``x = 2 + 3 = 5``; "" and the text itself without a name.
 
-    A value before ``≈`` counts, not its approximation.
+    Of ``a ≈ b`` the exact value counts.
     """
     exact, *_ = _APPROXIMATES.split(text, maxsplit=1)
     text = _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
@@ -110,7 +115,7 @@ def _sides(text: str) -> tuple[str, list[str]]:
 
 
 def _items(text: str) -> tuple[str, list[str]]:
-    """The brackets around a text, such as ``[)``, and its items; no brackets and the text for what is no collection."""
+    """Brackets such as ``[)`` and items of a collection; "" and the text itself for other text."""
     inner = text.replace("\\{", "{").replace("\\}", "}")
     kind = ""
     if len(inner) > 2 and inner[0] in _OPENING and inner[-1] in _CLOSING and _closes_at(inner) == len(inner) - 1:
@@ -124,7 +129,7 @@ def _items(text: str) -> tuple[str, list[str]]:
 
 
 def _closes_at(text: str) -> int:
-    """Where the bracket closes that opens the text; brackets of other shapes match, as those of intervals do."""
+    """Where the bracket closes that opens the text, or -1. Shapes may differ, as in intervals."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -134,7 +139,7 @@ def _closes_at(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """The items between separators outside brackets; commas in ``10,000`` separate nothing where blanks follow the others."""
+    """Items between separators outside brackets; ``10,000`` stays whole if blanks follow other commas."""
     spaced, depths, depth = bool(re.search(r"[,;] ", text)), [], 0
     for character in text:
         depth -= character in _CLOSING
@@ -154,7 +159,10 @@ def _split(text: str) -> list[str]:
 
 
 def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas) -> bool:
-    """Sets and bare lists of numbers are equal in any order, all else in order; a bare list is also a set, point or list."""
+    """Compare collections: sets and bare lists of numbers in any order, others in order.
+
+    A bare list also equals a set, point or list with brackets.
+    """
 
     def contained(items: Sequence[str], others: Sequence[str]) -> bool:
         return all(any(equal(x, y, formulas) for y in others) for x in items)
@@ -183,13 +191,6 @@ def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[s
     return True
 
 
-def _with_comma(a: str, b: str, first: Quantity, second: Quantity) -> bool:
-    """Whether one text has a decimal comma and equals the single number that the other is."""
-    if len(first.values) == 1:
-        a, first, second = b, second, first
-    return len(first.values) == 2 and (number := decimal_comma(a)) is not None and number.equals(second)
-
-
 # -- words ------------------------------------------------------------------------------------------------------------
 
 _BETWEEN_TOKENS = re.compile(r"[\s;()\"!?]+|,(?!\d{3}(?!\d))|\.(?=\s|$)")
@@ -212,11 +213,10 @@ _LONG |= {name[0]: name for name in ("north", "south", "east", "west")}
 
 
 def _same_words(a: str, b: str) -> bool | None:
-    """Whether two texts say the same of the same numbers; None where a text is a formula or has no word.
+    """Whether two texts have the same numbers and words; None if one is a formula or neither has a word.
 
-    Without a number, words are text. One number beside words equals the same number beside none of them, or
-    all; ``at least 7`` equals only itself. Several numbers must stand beside the same words in order, dates
-    in any.
+    A text without a number is never equal. If each has one number, the words of one must include the other's;
+    ``at least 7`` equals only itself. Several numbers need the same words in the same order, dates in any.
     """
     written = [word.lower() for text in (a, b) for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)]
     has_word = "°" in a + b or any(word not in _NO_WORDS for word in written)
@@ -280,7 +280,7 @@ _MIXED = re.compile(r"(?<![\d.}^_])(\d+) ?\\[dtc]?frac ?\{(\d+)\} ?\{(\d+)\}")
 
 
 def _formula(text: str) -> tuple[str, str]:
-    """A text as LaTeX that math-verify can parse as a whole, and its unit; an empty one for what is text."""
+    """A text as LaTeX that math-verify can parse, and its unit; "" for plain text."""
     if not text or _SEQUENCE.fullmatch(text):
         return "", ""
     rest, unit = split_unit(text) if len(text) <= MAX_CHARS else (text, "")
@@ -300,18 +300,14 @@ def _formula(text: str) -> tuple[str, str]:
     codes = re.search(r"[A-Za-z]\d", re.sub(r"\\?[A-Za-z]{2,}", "", text))
     if codes or not _FORMULA.fullmatch(text) or re.search(r"(?<![\d_])\d+ \d", text):
         return "", ""
-    return _latex(text), unit
-
-
-def _latex(text: str) -> str:
-    """The formula with functions, roots and powers as LaTeX writes them."""
+    # Functions, roots and powers as LaTeX writes them.
     text = re.sub(rf"(?<![\\A-Za-z])({_FUNCTION})(?![A-Za-z])", r"\\\1", text)
     text = re.sub(rf"(?<![\\A-Za-z])(?:{_INFINITY})(?![A-Za-z])", r"\\infty", text)
     text = re.sub(r"\\sqrt ?(\[\d+\])? ?(\d+(?:\.\d+)?|[A-Za-z])(?![A-Za-z])", r"\\sqrt\1{\2}", text)
     text = re.sub(r"\^ ?(-? ?\d+(?:\.\d+)?)", r"^{\1}", text)
     for opening in ("\\sqrt", "^"):
         text = _braced(text, opening)
-    return _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
+    return _MIXED.sub(r"(\1+\\frac{\2}{\3})", text), unit
 
 
 def _braced(text: str, command: str) -> str:

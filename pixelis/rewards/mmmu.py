@@ -46,7 +46,16 @@ def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
     """1.0 when the answer contains an accepted text, or a number that equals an accepted one to two decimals."""
     if answer is None:
         return 0.0
-    conclusions = _conclusions(answer)
+    # For each line the shortest text after a marker; the whole answer if no line has one.
+    whole = answer.strip().strip(".").lower()
+    lines, conclusions = whole.split("\n"), list[str]()
+    for index, line in enumerate(lines):
+        markers = (*MARKERS, "=") if index == len(lines) - 1 else MARKERS
+        tails = [line.rsplit(marker, 1)[1].strip() for marker in markers if marker in line]
+        shortest = min(filter(None, tails), key=len, default="")
+        if shortest and shortest not in PUNCTUATION:
+            conclusions.append(shortest)
+    conclusions = conclusions or [whole]
     pieces = [*conclusions, *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text))]
     values = {value for text in pieces if (value := _rounded(text)) is not None}
     texts = [text.strip().lower() for text in pieces if _rounded(text) is None]
@@ -61,18 +70,6 @@ def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
         if plain in texts or any(variant in text for variant in variants for text in texts):
             return 1.0
     return 0.0
-
-
-def _conclusions(answer: str) -> list[str]:
-    """For each line the shortest text after a marker; the whole answer if no line has one."""
-    whole = answer.strip().strip(".").lower()
-    lines, results = whole.split("\n"), list[str]()
-    for number, line in enumerate(lines):
-        markers = (*MARKERS, "=") if number == len(lines) - 1 else MARKERS
-        tails = [line.rsplit(marker, 1)[1].strip() for marker in markers if marker in line]
-        if tails and (shortest := min(filter(None, tails), key=len, default="")) and shortest not in PUNCTUATION:
-            results.append(shortest)
-    return results or [whole]
 
 
 def _rounded(text: str) -> float | None:

@@ -39,12 +39,11 @@ _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\s*\d{{3}})+(?!\d)",
 
 
 def clean(text: str) -> str:
-    r"""The text as every scorer compares it; applied to answers, truths, options and votes alike.
+    r"""Normalise an answer, truth, option or vote for comparison.
 
-    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``; Markdown's
-    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed,
-    blanks are single. Of a text with ``\boxed{}`` the last one remains, or the list of those that stand
-    together.
+    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``. Markdown's
+    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed, and
+    blanks become single. Of a text with ``\boxed{}`` only the last box is kept, with those next to it.
     """
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
@@ -112,7 +111,7 @@ _STATED = re.compile(r"\banswer\b\s*(?:is|:|=)\s*(?::\s*)?(.+?)(?=\.(?:\s|$)|$|\
 
 
 def stated(text: str) -> str | None:
-    """What a text last calls its answer: ``The answer is 7.``, ``Answer: 7``; None where it calls nothing so."""
+    """The last answer stated as ``The answer is 7.`` or ``Answer: 7``; None without one."""
     answers = _STATED.findall(text)
     return answers[-1].strip() if answers else None
 
@@ -207,9 +206,9 @@ class Quantity:
     kind: str = "number"
 
     def equals(self, other: Quantity) -> bool:
-        """True for the same numbers in the same unit. A missing unit fits any; a percentage is also the number it stands for.
+        """Whether the numbers and units are equal. A missing unit fits any; 50 % also equals 0.5.
 
-        Times are equal part by part, ratios in proportion. Two numbers such as 3:15 are times; beside a ratio they are ratios.
+        Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
         """
         if self.kind != other.kind and "number" not in (self.kind, other.kind) and not (self.unit or other.unit):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
@@ -220,7 +219,11 @@ class Quantity:
         if self.unit and other.unit and self.unit != other.unit:
             return False
         if self.kind == other.kind == "ratio":
-            return _proportional(self.values, other.values)
+            a, b = self.values, other.values
+            if len(a) != len(b) or not any(a) or not any(b):
+                return a == b
+            first, second = [Fraction(x) for x in a], [Fraction(x) for x in b]
+            return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
         if self.kind != other.kind:
             ratio, single = (self, other) if other.kind == "number" else (other, self)
             pair = len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
@@ -266,15 +269,8 @@ def _all_near(a: tuple[Number, ...], b: tuple[Number, ...]) -> bool:
     return len(a) == len(b) and all(map(near, a, b))
 
 
-def _proportional(a: tuple[Number, ...], b: tuple[Number, ...]) -> bool:
-    if len(a) != len(b) or not any(a) or not any(b):
-        return a == b
-    first, second = [Fraction(x) for x in a], [Fraction(x) for x in b]
-    return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
-
-
 def quantity(text: str) -> Quantity | None:
-    """The number, ratio, time or list of numbers that a text is, with its unit; None for any other text."""
+    """A text read as a number, ratio, time or list of numbers, with its unit; None for other text."""
     text = clean(text)
     return _quantity(text) if 0 < len(text) <= MAX_CHARS else None
 
@@ -282,19 +278,35 @@ def quantity(text: str) -> Quantity | None:
 @functools.lru_cache(maxsize=4096)
 def _quantity(text: str) -> Quantity | None:
     if not any(c.isdigit() for c in text):
-        return None if (number := _word_number(text)) is None else Quantity((number,))
+        tens, _, ones = text.lower().replace(" ", "-").partition("-")  # twenty-one
+        if tens not in WORDS or (ones and (WORDS[tens] < 20 or not 0 < WORDS.get(ones, 0) < 10)):
+            return None
+        return Quantity((Fraction(WORDS[tens] + WORDS.get(ones, 0)),))
     text = _MULTIPLE.sub(_written_out, text)
     if (value := _number(text)) is not None:
         return Quantity((value,))
     if time := _TIME.fullmatch(text):
-        return _time(time)
+        hour, half = int(time[1] or time[5]), (time[4] or time[6] or "").lower()
+        if hour > 24 or (half and not 1 <= hour <= 12):
+            return None
+        parts = (Fraction(hour), Fraction(time[2] or 0), *([Fraction(time[3])] if time[3] else []))
+        return Quantity(parts, f"{half}m" if half else "", "time")
     if _RATIO.fullmatch(text):
         return Quantity(tuple(_number(part.strip()) or Fraction(0) for part in text.split(":")), kind="ratio")
-    return _with_unit(text) or _list(_COMMA.split(text))
+    if (single := _with_unit(text)) is not None:
+        return single
+    # A list with one unit, which not every number needs to have.
+    if not all(texts := _COMMA.split(text)):
+        return None
+    items = [_with_unit(part) if (value := _number(part)) is None else Quantity((value,)) for part in texts]
+    units = {item.unit for item in items if item is not None} - {""}
+    if None in items or len(units) > 1:
+        return None
+    return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
 
 
 def decimal_comma(text: str) -> Quantity | None:
-    """The number of a text with a decimal comma such as ``0,5`` or ``12,75``; None for others, and for ``1,2``, a list."""
+    """A number with a decimal comma, such as ``0,5`` or ``12,75``; None for other text and for ``1,2``."""
     match = re.fullmatch(r"([-+]?0),(\d+)|([-+]?\d+),(\d\d|\d{4,})|([-+]?\d{4,}),(\d)", clean(text), re.ASCII)
     return None if match is None else Quantity((Decimal(match[0].replace(",", ".")),))
 
@@ -305,25 +317,6 @@ def _written_out(match: re.Match[str]) -> str:
     decimals = (match[2] or "").ljust(zeros, "0")
     digits = (re.sub("[, ]", "", match[1]) + decimals[:zeros]).lstrip("0") or "0"
     return digits + ("." + decimals[zeros:] if decimals[zeros:] else "")
-
-
-def _word_number(text: str) -> Fraction | None:
-    """The value of ``seven`` or ``twenty-one``."""
-    tens, _, ones = text.lower().replace(" ", "-").partition("-")
-    if tens not in WORDS or (ones and (WORDS[tens] < 20 or not 0 < WORDS.get(ones, 0) < 10)):
-        return None
-    return Fraction(WORDS[tens] + WORDS.get(ones, 0))
-
-
-def _list(texts: list[str]) -> Quantity | None:
-    """Numbers with one unit, which need not be written at each."""
-    if not all(texts):
-        return None
-    items = [_with_unit(text) if (value := _number(text)) is None else Quantity((value,)) for text in texts]
-    units = {item.unit for item in items if item is not None} - {""}
-    if None in items or len(units) > 1:
-        return None
-    return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
 
 
 def _with_unit(text: str) -> Quantity | None:
@@ -337,25 +330,20 @@ def _with_unit(text: str) -> Quantity | None:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """The text before a unit, and the unit as ``UNITS`` names it; the text and no unit where it ends with none."""
-    if (match := _UNIT.fullmatch(text)) is None or (unit := _unit(match[2])) is None:
+    """The text before a unit, and the unit as ``UNITS`` names it; the text and "" without a unit."""
+    if (parts := _UNIT.fullmatch(text)) is None:
         return text, ""
-    return match[1].strip(), unit
-
-
-def _unit(text: str) -> str | None:
-    text = text.strip().removesuffix(".")
-    if len(text) == 1 and text.isupper() and text != "L":  # 5A is a code
-        return None
-    match = re.fullmatch(r"(.*?)\s*(\^\{?[23]\}?)?", text.casefold(), re.DOTALL)
+    tail = parts[2].strip().removesuffix(".")
+    if len(tail) == 1 and tail.isupper() and tail != "L":  # 5A is a code
+        return text, ""
+    match = re.fullmatch(r"(.*?)\s*(\^\{?[23]\}?)?", tail.casefold(), re.DOTALL)
     assert match is not None
     words, power = match[1].split(), _POWERS[match[2] or ""]
     named = [_POWER_WORDS[word] for word in words if word in _POWER_WORDS]
-    rest = "".join(word for word in words if word not in _POWER_WORDS)
-    unit = UNITS.get(rest)
+    unit = UNITS.get("".join(word for word in words if word not in _POWER_WORDS))
     if unit is None or len(named) + bool(power) > 1:
-        return None
-    return unit + (power or "".join(named))
+        return text, ""
+    return parts[1].strip(), unit + (power or "".join(named))
 
 
 def _number(text: str) -> Number | None:
@@ -367,24 +355,11 @@ def _number(text: str) -> Number | None:
     elif match := _LATEX_FRACTION.fullmatch(text):
         sign, whole, above, below = match[1], match[2], match[3] or match[4], match[5] or match[6]
     else:
-        return _scientific(text)
+        match = _SCIENTIFIC.fullmatch(text)
+        if match is None or (match[2] is None and "^" not in text):
+            return None
+        return Decimal(f"{match[1]}{match[2] or 1}e{match[3] or match[4] or match[5]}")
     if int(below) == 0:
         return None
     value = int(whole or 0) + Fraction(int(above), int(below))
     return -value if sign == "-" else value
-
-
-def _scientific(text: str) -> Number | None:
-    """The value of ``1.6e-19``, ``1.6 x 10^{-19}`` or ``10^-19``."""
-    match = _SCIENTIFIC.fullmatch(text)
-    if match is None or (match[2] is None and "^" not in text):
-        return None
-    return Decimal(f"{match[1]}{match[2] or 1}e{match[3] or match[4] or match[5]}")
-
-
-def _time(match: re.Match[str]) -> Quantity | None:
-    hour, half = int(match[1] or match[5]), (match[4] or match[6] or "").lower()
-    if hour > 24 or (half and not 1 <= hour <= 12):
-        return None
-    parts = (Fraction(hour), Fraction(match[2] or 0), *([Fraction(match[3])] if match[3] else []))
-    return Quantity(parts, f"{half}m" if half else "", "time")

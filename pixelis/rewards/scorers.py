@@ -164,12 +164,11 @@ def option_lines(text: str) -> list[re.Match[str]]:
 
 
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """The choice that a text names, as an upper-case letter, several in alphabetical order: ``B``, ``AC``;
-    None for none.
+    """The choices that a text names, in upper case and alphabetical order (``B``, ``AC``); None for none.
 
-    Read from the last answer tag or box, else from the whole text: a letter such as ``(B)`` or ``B. text``;
-    several such as ``A, C`` or ``AC``; the text of an option; else what the text names last, unless denied
-    (``not A``). ``A or B`` names none, neither does a letter beside the text of another option.
+    Reads the last answer tag or box, else the whole text. In this order: a letter such as ``(B)`` or
+    ``B. text``; several such as ``A, C`` or ``AC``; the text of an option; the letter named last, unless
+    denied (``not A``). ``A or B`` and a letter beside another option's text name none.
     """
     inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
@@ -313,13 +312,11 @@ PENALTY = (1.0, -0.25, -0.25, -0.5)
 def func_seq(
     answer: str | None, truths: Sequence[str], credit: tuple[float, float, float, float] = PARTIAL, unique: bool = True
 ) -> float:
-    """Score of an unordered set of triples ``func(object, value)``: -0.5..1 with PENALTY, else 0..1; best of
-    the truths.
+    """Best score over the truths of a set of triples ``func(object, value)``: 0..1, with PENALTY -0.5..1.
 
-    Triples are matched greedily in four passes: equal; same function and object; same function and value;
-    same function. ``credit`` is the value of a match in each. The sum is divided by the size of the larger
-    set and, with ``unique``, multiplied by the share of triples that are no repetitions. Source: Reason-RFT,
-    arXiv 2503.20752.
+    Four greedy passes match triples: equal; same function and object; same function and value; same function.
+    ``credit`` is the value of a match in each. The sum is divided by the larger set's size and, with
+    ``unique``, multiplied by the share of distinct triples. Source: Reason-RFT, arXiv 2503.20752.
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:

@@ -114,7 +114,7 @@ class Services:
         return 0.0
 
     def _compare(self, request: dict[str, Any]) -> Any:
-        """The value of a comparison; asked once more if its process ended, which another process may have killed."""
+        """The value of a comparison, repeated once if its process ended."""
         try:
             return self.math_workers.call(request)
         except DataFailure as failure:
@@ -255,7 +255,7 @@ class Services:
 
 
 def _metrics(value: Any) -> dict[str, float] | DataFailure:
-    """The numbers of a user's reward; the failure of the first that is none."""
+    """The numbers of a user's reward, or the failure of the first invalid one."""
     result: dict[str, float] = {}
     for key, item in (value if isinstance(value, dict) else {OVERALL: value}).items():
         number = finite(item)

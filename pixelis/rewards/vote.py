@@ -1,10 +1,10 @@
 """The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its provenance.
 
-The samples of a request vote on its answer (majority label of TTRL, arXiv 2504.16084), in classes of answers that the reward
-calls equal (``pixelis.rewards.equality``). An experience votes only when it answers the same question about a very similar
-picture (``compatible``). Experiences may support or weaken the samples' answer; an answer that the samples alone would not have
-elected teaches nothing (reason ``overruled``). Feedback may remove an experience's vote and never casts one, so that poisoned
-feedback can only reduce what is learnt.
+A request's samples vote on its answer (TTRL, arXiv 2504.16084); equivalent answers are grouped first
+(``pixelis.rewards.equality``). An experience votes only if it answers the same question about a very similar
+picture (``compatible``). If experiences change the samples' winner, nothing is learnt (``overruled``).
+Feedback may remove an experience's vote but never casts one, so poisoned feedback can only reduce what is
+learnt.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def called_wrong(experience: Experience) -> bool:
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
     """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x similarity.
 
-    The success factor is .5 + .5 rate after the first retrieval, 1 before; the priority factor .5 + .5 min(priority, 2) / 2.
-    ``now`` in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a failed retrieval worth .5
-    instead of 1.
+    success = 0.5 + 0.5 rate after the first retrieval, 1 before; priority = 0.5 + 0.5 min(priority, 2) / 2.
+    ``now`` is in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a
+    failed retrieval worth 0.5 instead of 1.
     """
     experience = neighbour.experience
     success = 0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
@@ -173,10 +173,10 @@ def by_ensemble(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_trajectory(votes: Sequence[Ballot]) -> Elected:
-    """The answer whose trajectories are most and most alike; confidence is the sum of their weights / the number of votes.
+    """The answer with the largest weight; confidence is that weight / the number of votes.
 
-    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, see ``_consistency``: an
-    answer that was reached in unlike ways is trusted less.
+    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, so an
+    answer reached in unlike ways is trusted less.
     """
     weights = _weights(votes)
     if not weights:
@@ -225,13 +225,15 @@ def vote(
     now: float,
     same: Same = same_text,
 ) -> Verdict:
-    """The verdict of a request's samples and the compatible ones among the experiences retrieved for it.
+    """The verdict of a request's samples and of the compatible experiences retrieved for it.
 
-    Answers that are the ``same`` vote together, see ``pixelis.rewards.equality.Equality``. A tie reports the first of the tied
-    answers, reason ``tie``. With fewer than ``min_votes`` answers the first is reported with half its confidence, reason
-    ``insufficient_votes``. A winner below the share ``abstain`` of all votes is no answer, reason ``abstained``. A winner that
-    the samples alone would not have elected is ``overruled``. None of these becomes an update. ``now`` is in seconds since the
-    epoch.
+    Answers that are the ``same`` vote together. ``now`` is in seconds since the epoch. The cases below give a
+    reason, and no update is made of them:
+
+    - ``tie``: the first of the tied answers is reported.
+    - ``insufficient_votes``: of fewer than ``min_votes`` answers the first is reported at half confidence.
+    - ``abstained``: the winner has less than the share ``abstain`` of all votes; no answer is reported.
+    - ``overruled``: the samples alone would not have elected the winner.
     """
     unweighted = config.vote.strategy in ("majority", TRAJECTORY)
     samples = [_sample_vote(t, unweighted) for t in trajectories]
@@ -250,7 +252,12 @@ def vote(
     votes = [*samples, *experiences]
     names = classes([v.answer for v in votes], same)
     if config.vote.strategy == TRAJECTORY:
-        _consistency(votes, names, [*trajectories, *(n.experience.trajectory for n in voting)])
+        # Weight each vote by the mean similarity of its operations to those of all votes for its answer.
+        sequences = [t.actions for t in (*trajectories, *(n.experience.trajectory for n in voting))]
+        for i, name in enumerate(names):
+            equal = [j for j, other in enumerate(names) if other == name]
+            alike = [action_similarity(sequences[i], sequences[j]) for j in equal]
+            votes[i].weight *= math.fsum(alike) / len(alike)
     verdict = _verdict(votes, names, config.vote)
     verdict.neighbours = len(neighbours)
     if experiences and not verdict.reason:
@@ -292,14 +299,6 @@ def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
     confidence = self_confidence(trajectory)
     weight = 1.0 if unweighted else confidence
     return Vote(answer=trajectory.answer, weight=weight, id=trajectory.id, confidence=confidence)
-
-
-def _consistency(votes: Sequence[Vote], names: Sequence[str | None], trajectories: Sequence[Trajectory]) -> None:
-    """Multiply each weight by the mean similarity of its operations to those of all votes for its answer, its own included."""
-    sequences = [t.actions for t in trajectories]
-    for i, name in enumerate(names):
-        alike = [action_similarity(sequences[i], sequences[j]) for j, other in enumerate(names) if other == name]
-        votes[i].weight *= math.fsum(alike) / len(alike)
 
 
 def _ballots(votes: Sequence[Vote], names: Sequence[str | None]) -> list[Ballot]:

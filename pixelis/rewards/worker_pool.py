@@ -25,7 +25,7 @@ class _WorkerEnded(Exception):
 
 
 class _Worker:
-    """One process and its pipes. Only the first request waits for its start, so that replacing a worker takes no time."""
+    """One process and its pipes. Only the first request waits for its start."""
 
     def __init__(self, memory_bytes: int, environment: Mapping[str, str], warm: str | None):
         command = [sys.executable, "-m", "pixelis.rewards.worker", str(memory_bytes)]
